@@ -1,0 +1,65 @@
+# Everything a person or CI needs; `make help` lists it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check lint types unit bench proto proto-check envoy lock clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "kvgate needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { apt-get update && apt-get install -y python3-venv && $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+run: $(READY) ## Whole system on loopback: Envoy on 10000, scheduler, three simulated workers
+	@exec $(BIN)/kvgate up
+
+test: check unit ## Everything that must pass (under 15 minutes on 2 cores)
+
+check: lint types proto-check ## Lint, types, generated code
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+unit: $(READY) ## Tests with coverage gates
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --include='$(CORE)' --fail-under=100
+	$(BIN)/coverage report --fail-under=90
+
+bench: $(READY) ## Benchmarks of the decision path and of Envoy with and without kvgate
+	$(BIN)/python -m benchmarks.hot_path
+	$(BIN)/python -m benchmarks.overhead
+
+proto: $(READY) ## Generate the agent API from proto/
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=extproc/generated \
+	  --pyi_out=extproc/generated proto/kvgate/v1/agent.proto
+
+proto-check: $(READY)
+	@rm -rf .kvgate/proto && mkdir -p .kvgate/proto
+	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=.kvgate/proto \
+	  --pyi_out=.kvgate/proto proto/kvgate/v1/agent.proto
+	@diff -r -x __pycache__ -x __init__.py .kvgate/proto extproc/generated || \
+	  { echo "extproc/generated is stale: run make proto"; exit 1; }
+
+envoy: $(READY) ## Write envoy/ from the typed classes
+	$(BIN)/kvgate envoy-config --output envoy/bootstrap.yaml
+
+lock: $(READY) ## Refresh requirements.lock from pyproject.toml
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-header --quiet -o requirements.lock
+
+clean: ## Remove everything that make made
+	rm -rf $(VENV) .kvgate build dist *.egg-info .coverage*

@@ -1,0 +1,1 @@
+"""What each worker has cached: Bloom digests and the index over all of them."""

@@ -1,0 +1,1 @@
+"""From HTTP path, headers and body to a ``RequestProfile``."""

@@ -1,0 +1,83 @@
+"""``RequestProfile``: everything a decision needs to know about one request.
+
+Bodies are decoded only as far as the decision needs; the bytes that go to the engine stay
+as they came. What kvgate cannot read (multipart, unknown encodings, unknown paths) becomes
+a profile without prompts and is routed by load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from extproc.tokens.template import Messages
+
+
+class Endpoint(Enum):
+    """What a path asks for; the value is the metric label."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    EMBEDDINGS = "embeddings"
+    MESSAGES = "messages"
+    PASS = "pass"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A prompt that the model's chat template renders."""
+
+    messages: Messages
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    media_parts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A prompt given as text."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt given as token ids."""
+
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownPrompt:
+    """A prompt whose tokens only the engine knows; ``chars`` is its rough size."""
+
+    chars: int
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | UnknownPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class RequestProfile:
+    """One request as admission and routing see it.
+
+    ``model`` is None only where the body names none and the path needs none. ``counted``
+    is False for requests without a body (model lists, health pages): they are booked on
+    their worker but take no part in admission.
+    """
+
+    endpoint: Endpoint
+    model: str | None = None
+    prompts: tuple[Prompt, ...] = ()
+    stream: bool = False
+    max_output_tokens: int | None = None
+    cache_salt: str = ""
+    counted: bool = True
+    body_bytes: int = 0

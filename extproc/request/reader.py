@@ -1,0 +1,71 @@
+"""``read_request``: one HTTP request to one ``RequestProfile``.
+
+The path says what the body should be; content type and encoding say whether it can be
+read. Everything else passes through, routed by load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from extproc.errors import InvalidJson, InvalidRequest, MissingModel
+from extproc.policy import RequestPolicy
+from extproc.request.anthropic import messages_profile
+from extproc.request.encoding import readable_json
+from extproc.request.openai import (
+    ModelOnly,
+    chat_profile,
+    completion_profile,
+    decode,
+    embedding_profile,
+)
+from extproc.request.profile import Endpoint, RequestProfile
+from extproc.request.responses import responses_profile
+
+_READERS: dict[str, Callable[[bytes], RequestProfile]] = {
+    "/v1/chat/completions": chat_profile,
+    "/v1/completions": completion_profile,
+    "/v1/embeddings": embedding_profile,
+    "/v1/responses": responses_profile,
+    "/v1/messages": messages_profile,
+}
+
+
+def read_request(
+    headers: Mapping[str, str], body: bytes, policy: RequestPolicy
+) -> RequestProfile:
+    """Profile of a request.
+
+    Args:
+        headers: lower-case names, pseudo headers (``:path``, ``:method``) included.
+        body: the whole body, empty if there is none.
+
+    Raises:
+        InvalidJson, InvalidRequest, MissingModel: the caller must change the request.
+    """
+    path = headers.get(":path", "/").partition("?")[0]
+    read = _READERS.get(path) if headers.get(":method", "POST") == "POST" else None
+    if read is None and not body:
+        return RequestProfile(Endpoint.PASS, counted=False)
+    plain = readable_json(
+        body,
+        headers.get("content-type", ""),
+        headers.get("content-encoding", ""),
+        policy.max_decoded_bytes,
+    )
+    if plain is None:
+        return RequestProfile(Endpoint.PASS, body_bytes=len(body))
+    if read is None:
+        return RequestProfile(Endpoint.PASS, model=_model_hint(plain), body_bytes=len(body))
+    profile = read(plain)
+    if not profile.model:
+        raise MissingModel("The request body must name a 'model'.", param="model")
+    return profile
+
+
+def _model_hint(body: bytes) -> str | None:
+    try:
+        model = decode(body, ModelOnly).model
+    except (InvalidJson, InvalidRequest):
+        return None
+    return model if isinstance(model, str) else None

@@ -1,0 +1,1 @@
+"""From prompt to block keys: chat templates, tokenizers, segment caches, key chains."""

@@ -1,0 +1,143 @@
+"""Tokenising by segment, exact or not at all.
+
+Special tokens in a rendered chat split the text before BPE, so the ids of
+``A <special> B`` are ``ids(A) + special + ids(B)`` and each segment can be cached on its
+own. That holds for nearly all chat models; a check at start compares it with whole-text
+tokenising and falls back to whole text where it does not.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+from xxhash import xxh3_64_hexdigest
+
+from extproc.errors import KvgateError
+from extproc.tokens.blocks import TokenIds
+
+_PROBE_TEXTS = (
+    "Hello",
+    " leading and trailing ",
+    "\n\nblank lines\n",
+    "You are a helpful assistant.\nAnswer briefly.",
+    "naïve café – 東京 🙂 Привет",
+    "x=1;\n\tif (a<b) { return 'q'; }  # 3.14e-10",
+    "",
+    "1234567890 don't WON'T I'm",
+)
+
+
+class TokenizerFailure(KvgateError):
+    """A tokenizer file is missing or unreadable."""
+
+
+class SegmentTokenizer:
+    """A Hugging Face tokenizer that knows where its text may be cut.
+
+    Attributes:
+        fingerprint: hash of the tokenizer file; part of every block key.
+        segmented: whether segments may be tokenised apart (the start-up check passed).
+        prefix_ids: ids that ``add_special_tokens`` puts in front (BOS).
+        wraps_exactly: whether it puts none behind.
+        special_ids: the one-token segments; empty unless ``segmented``.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, fingerprint: str) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.fingerprint = fingerprint
+        special_ids = _splitting_tokens(tokenizer)
+        self._splitter = _splitter(list(special_ids))
+        plain = tokenizer.encode("a", add_special_tokens=False).ids
+        wrapped = tokenizer.encode("a", add_special_tokens=True).ids
+        start = next(
+            (i for i in range(len(wrapped)) if wrapped[i : i + len(plain)] == plain), len(wrapped)
+        )
+        self.prefix_ids = np.array(wrapped[:start], dtype=np.uint32)
+        self.wraps_exactly = start + len(plain) == len(wrapped)
+        self.special_ids = {
+            text: np.array([number], dtype=np.uint32) for text, number in special_ids.items()
+        }
+        self.segmented = self.agrees_with_whole(_probes(list(special_ids)))
+        if not self.segmented:
+            self.special_ids = {}
+
+    @classmethod
+    def load(cls, path: Path) -> SegmentTokenizer:
+        """Load ``tokenizer.json`` or a directory that has one. Local files only.
+
+        Raises:
+            TokenizerFailure: missing or not a tokenizer.
+        """
+        file = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise TokenizerFailure(f"{file}: {error.strerror}") from error
+        try:
+            tokenizer = Tokenizer.from_buffer(data)
+        except Exception as error:  # the library raises plain Exception
+            raise TokenizerFailure(f"{file} is not a tokenizer: {error}") from error
+        return cls(tokenizer, xxh3_64_hexdigest(data))
+
+    def split(self, text: str) -> list[str]:
+        """Segments in order: texts and special tokens; joined they are ``text``."""
+        if not self.segmented or self._splitter is None:
+            return [text]
+        return [piece for piece in self._splitter.split(text) if piece]
+
+    def encode(self, texts: list[str]) -> list[TokenIds]:
+        """Ids of each text, no special tokens added.
+
+        Releases the GIL while it works, so a thread may call it without stalling others.
+        """
+        batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in batch]
+
+    def agrees_with_whole(self, texts: list[str]) -> bool:
+        """Whether segmented tokenising gives the ids of whole-text tokenising for each text."""
+        if self._splitter is None:
+            return False
+        for text, whole in zip(texts, self.encode(texts), strict=True):
+            pieces = [piece for piece in self._splitter.split(text) if piece]
+            apart = [self.special_ids.get(p) for p in pieces]
+            ids = [
+                known if known is not None else self.encode([piece])[0]
+                for known, piece in zip(apart, pieces, strict=True)
+            ]
+            if not np.array_equal(np.concatenate([np.empty(0, np.uint32), *ids]), whole):
+                return False
+        return True
+
+
+def _splitting_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Added tokens that cut text wherever they stand, and their ids."""
+    added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
+    return {
+        token.content: token_id
+        for token_id, token in added.items()
+        if token.special and not (token.lstrip or token.rstrip or token.single_word)
+    }
+
+
+def _splitter(specials: list[str]) -> re.Pattern[str] | None:
+    longest_first = sorted(specials, key=len, reverse=True)
+    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if specials else None
+
+
+def _probes(specials: list[str]) -> list[str]:
+    """Texts that put every probe text before, between and after special tokens."""
+    specials = specials[:8]
+    probes = list(_PROBE_TEXTS)
+    for number, special in enumerate(specials):
+        left = _PROBE_TEXTS[number % len(_PROBE_TEXTS)]
+        for right in _PROBE_TEXTS:
+            probes.append(f"{left}{special}{right}{special}\n{left}")
+            probes.append(f"{special}{right}")
+    probes.append("".join(special + text for special in specials for text in _PROBE_TEXTS))
+    return probes

@@ -1,0 +1,1 @@
+"""The worker side: the agent beside each engine and a simulated engine."""
