@@ -149,6 +149,7 @@ def bootstrap(settings: EnvoySettings) -> boot.Bootstrap:
             clusters=[_processor_cluster(settings), _workers_cluster(settings)],
         ),
         admin=boot.Admin(address=_address(settings.admin_host, settings.admin_port)),
+        layered_runtime=_runtime(),
         overload_manager=_connection_limit(settings),
     )
 
@@ -245,7 +246,7 @@ def _connection_manager(settings: EnvoySettings) -> hcm.HttpConnectionManager:
         access_log=[_access_log()] if settings.access_log else [],
         use_remote_address=True,
         early_header_mutation_extensions=[_strip_client_headers(settings)],
-        # No address is trusted: clients cannot steer retries or time limits by x-envoy-*.
+        # No address counts as internal; unset, Envoy warns at start and trusts private networks.
         internal_address_config=hcm.HttpConnectionManagerInternalAddressConfig(),
         generate_request_id=True,
         always_set_request_id_in_response=True,
@@ -255,14 +256,16 @@ def _connection_manager(settings: EnvoySettings) -> hcm.HttpConnectionManager:
 
 
 def _strip_client_headers(settings: EnvoySettings) -> core.TypedExtensionConfig:
-    """Before any filter: what tells Envoy or a worker something must come from kvgate.
+    """Before any filter: what steers Envoy, kvgate or a worker must not come from a client.
 
-    Envoy has lower-cased the names by then, and removes every copy of a header.
+    Envoy has lower-cased the names by then, and removes every copy of a header. It believes
+    ``x-envoy-`` time limits and retries of any client on loopback, whatever its own settings.
     """
     names = [name.removeprefix(INTERNAL_PREFIX) for name in settings.client_headers]
     pattern = INTERNAL_PREFIX + _anything_but(names)
     regex = matcher.RegexMatcher(regex=pattern)
     stripped = [
+        matcher.StringMatcher(prefix="x-envoy-"),
         matcher.StringMatcher(prefix=DESTINATION_HEADER),
         matcher.StringMatcher(safe_regex=regex),
     ]
@@ -528,6 +531,23 @@ def _connection_limit(settings: EnvoySettings) -> overload.OverloadManager:
         typed_config=PackedAny.pack(limit),
     )
     return overload.OverloadManager(resource_monitors=[monitor])
+
+
+def _runtime() -> boot.LayeredRuntime:
+    """Defaults of Envoy's that do not suit.
+
+    It ends a processor's stream by half-close and reset at once, so that the end of a request
+    mostly reads as a cancelled one. Gracefully, kvgate reads end-of-stream; a handler that is
+    not reading (its request is held and the client left) is cancelled after the close timeout.
+    Its limit of 100 on a pattern holds about two names of client headers.
+    """
+    values = {
+        "envoy.reloadable_features.ext_proc_graceful_grpc_close": True,
+        "envoy.filters.http.ext_proc.remote_close_timeout_milliseconds": 50,
+        "re2.max_program_size.error_level": 1_000,
+    }
+    layer = boot.RuntimeLayer(name="static", static_layer=Struct.from_dict(values))
+    return boot.LayeredRuntime(layers=[layer])
 
 
 def _address(host: str, port: int) -> core.Address:

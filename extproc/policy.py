@@ -214,7 +214,7 @@ class Policy(_Section):
     @cached_property
     def digest(self) -> str:
         """Short hash of the content, for logs and metrics."""
-        return xxh3_64_hexdigest(self.model_dump_json())
+        return xxh3_64_hexdigest(self.model_dump_json().encode())
 
 
 def load_policy(path: Path) -> Policy:

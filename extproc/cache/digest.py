@@ -113,7 +113,8 @@ class BlockDigest(BloomFilter):  # type: ignore[misc]  # pybloom-live has no typ
     @property
     def false_positive_rate(self) -> float:
         """Chance that a key never added answers yes, from the live fill."""
-        return self.fill**self.num_slices
+        rate: float = self.fill**self.num_slices
+        return rate
 
     def add_keys(self, keys: Keys) -> None:
         """Insert many keys. ``count`` grows by all of them: callers pass new keys only.
@@ -128,7 +129,9 @@ class BlockDigest(BloomFilter):  # type: ignore[misc]  # pybloom-live has no typ
 
     def contains_keys(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Membership of each key, shape (keys,)."""
-        return test_bits(self._bytes(), self.shape.positions(keys)).all(axis=1)
+        found: npt.NDArray[np.bool_] = test_bits(self._bytes(), self.shape.positions(keys))
+        held: npt.NDArray[np.bool_] = np.logical_and.reduce(found, axis=1)
+        return held
 
     def _bytes(self) -> PackedBits:
         # Shares memory with the bitarray; made per call so that copies stay independent.
@@ -143,9 +146,7 @@ class BlockDigest(BloomFilter):  # type: ignore[misc]  # pybloom-live has no typ
         return xxh3_64_intdigest(self.packed())
 
     @classmethod
-    def from_packed(
-        cls, shape: DigestShape, bits: bytes, count: int, checksum: int
-    ) -> BlockDigest:
+    def from_packed(cls, shape: DigestShape, bits: bytes, count: int, checksum: int) -> BlockDigest:
         """Rebuild a filter from the wire.
 
         Raises:

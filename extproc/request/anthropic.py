@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from extproc.request.openai import Objects, CommonBody, decode
+from extproc.request.openai import CommonBody, Objects, decode
 from extproc.request.profile import ChatPrompt, Endpoint, RequestProfile
 from extproc.tokens.messages import count_media_parts
 

@@ -106,13 +106,15 @@ def decode(body: bytes, body_type: type[T]) -> T:
         InvalidRequest: JSON of the wrong shape; ``param`` names the field.
     """
     try:
-        return _decoder(body_type).decode(body)
+        decoded: T = _decoder(body_type).decode(body)
+        return decoded
     except msgspec.ValidationError as error:
         raise _wrong_shape(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        return msgspec.convert(json.loads(body), body_type)
+        converted: T = msgspec.convert(json.loads(body), body_type)
+        return converted
     except msgspec.ValidationError as error:
         raise _wrong_shape(error) from None
     except (ValueError, RecursionError):
@@ -203,6 +205,5 @@ def _prompts(given: PromptInput, special: bool, param: str) -> tuple[Prompt, ...
     for item in given:
         if isinstance(item, int):
             raise InvalidRequest(f"'{param}' mixes token ids with other items.", param=param)
-        is_text = isinstance(item, str)
-        prompts.append(TextPrompt(item, special) if is_text else TokenPrompt(item))
+        prompts.append(TextPrompt(item, special) if isinstance(item, str) else TokenPrompt(item))
     return tuple(prompts)

@@ -23,7 +23,7 @@ class Endpoint(Enum):
     RESPONSES = "responses"
     EMBEDDINGS = "embeddings"
     MESSAGES = "messages"
-    PASS = "pass"
+    PASS = "pass"  # noqa: S105
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,7 @@ _READERS: dict[str, Callable[[bytes], RequestProfile]] = {
 }
 
 
-def read_request(
-    headers: Mapping[str, str], body: bytes, policy: RequestPolicy
-) -> RequestProfile:
+def read_request(headers: Mapping[str, str], body: bytes, policy: RequestPolicy) -> RequestProfile:
     """Profile of a request.
 
     Args:

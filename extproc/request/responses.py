@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from extproc.request.openai import Objects, CommonBody, decode
+from extproc.request.openai import CommonBody, Objects, decode
 from extproc.request.profile import ChatPrompt, Endpoint, Prompt, RequestProfile, UnknownPrompt
 from extproc.tokens.messages import count_media_parts
 

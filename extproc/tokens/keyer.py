@@ -125,6 +125,7 @@ class PromptKeyer:
         self._tokenizer = tokenizer
         self._template = template
         self._strftime_now = strftime_now
+        self.model = pool.model
         self._block_size = pool.block_size_tokens
         self._adapters = frozenset(pool.adapters)
         self._max_prompts = max_prompts

@@ -8,6 +8,7 @@ call arguments decoded from their JSON string; null content as empty.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from extproc.tokens.template import ContentFormat, Messages
@@ -84,10 +85,9 @@ def _decode_call(call: Any) -> Any:
     function = dict(call["function"])
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
+        # Text that is not JSON stays as it is: the engine will answer for it.
+        with suppress(ValueError):
             function["arguments"] = json.loads(arguments) if arguments else {}
-        except ValueError:
-            pass  # the engine will answer for it; the text itself is the best guess
     elif arguments is None:
         function["arguments"] = {}
     return {**call, "function": function}

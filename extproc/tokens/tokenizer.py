@@ -24,7 +24,7 @@ _PROBE_TEXTS = (
     " leading and trailing ",
     "\n\nblank lines\n",
     "You are a helpful assistant.\nAnswer briefly.",
-    "naïve café – 東京 🙂 Привет",
+    "naïve café - 東京 🙂 Привет",
     "x=1;\n\tif (a<b) { return 'q'; }  # 3.14e-10",
     "",
     "1234567890 don't WON'T I'm",

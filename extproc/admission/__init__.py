@@ -1,0 +1,1 @@
+"""Whether and when a request runs: behind ``admit`` and ``release``."""

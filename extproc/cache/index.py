@@ -1,0 +1,179 @@
+"""``PrefixIndex``: which workers hold how much of a prompt, for all workers in one pass.
+
+A bit-sliced matrix: row = bit position of the pool's Bloom filters, column = worker,
+eight columns to a byte. Looking up a prompt gathers the rows of all its keys, ANDs them
+over the filter's slices and then along the prefix; only an unbroken run from block 0
+counts. A column is the worker's digest plus the overlay of prefixes just routed to it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from extproc.cache.digest import DigestShape, PackedBits, set_bits
+from extproc.tokens.blocks import Keys
+
+Runs = npt.NDArray[np.int64]
+"""Length of the cached prefix in blocks, shape (columns,)."""
+
+_FIRST_COLUMNS = 8
+_CHUNK_BLOCKS = 64
+"""Blocks looked up at a time: a prompt that nobody holds stops after the first chunk."""
+
+
+class _Column:
+    """One worker's bits, and the two generations of keys that the overlay adds to them."""
+
+    __slots__ = ("current", "current_keys", "digest_bits", "live_bits", "older", "older_keys")
+
+    def __init__(self, num_bytes: int) -> None:
+        self.digest_bits = np.zeros(num_bytes, dtype=np.uint8)
+        self.live_bits = np.zeros(num_bytes, dtype=np.uint8)
+        self.current: list[Keys] = []
+        self.older: list[Keys] = []
+        self.current_keys = 0
+        self.older_keys = 0
+
+
+class PrefixIndex:
+    """Digests and overlay of one pool's workers.
+
+    Args:
+        shape: size of every filter.
+        max_overlay_keys: bound on the overlay of one worker; the older half leaves first.
+    """
+
+    def __init__(self, shape: DigestShape, max_overlay_keys: int) -> None:
+        self.shape = shape
+        self.max_overlay_keys = max_overlay_keys
+        self._columns: dict[int, _Column] = {}
+        self._free: list[int] = []
+        self._matrix = np.zeros((shape.num_bits, _FIRST_COLUMNS // 8), dtype=np.uint8)
+        self._words = _as_words(self._matrix)
+
+    @property
+    def width(self) -> int:
+        """Columns that the matrix has room for: the length of every ``Runs``."""
+        return self._matrix.shape[1] * 8
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix and of all columns' own bits."""
+        return self._matrix.nbytes + len(self._columns) * 2 * self.shape.num_bytes
+
+    def add_column(self) -> int:
+        """An empty column; the matrix doubles when it is full."""
+        number = self._free.pop() if self._free else len(self._columns)
+        if number >= self.width:
+            self._matrix = np.hstack([self._matrix, np.zeros_like(self._matrix)])
+            self._words = _as_words(self._matrix)
+        self._columns[number] = _Column(self.shape.num_bytes)
+        return number
+
+    def remove_column(self, number: int) -> None:
+        """Empty a column and give its number back."""
+        self.clear(number)
+        del self._columns[number]
+        self._free.append(number)
+
+    def clear(self, number: int) -> None:
+        """Forget everything about a worker: digest and overlay."""
+        column = self._columns[number]
+        column.current, column.older = [], []
+        column.current_keys = column.older_keys = 0
+        column.digest_bits[:] = 0
+        self._replace_live(number, column, np.zeros_like(column.live_bits))
+
+    def replace(self, number: int, bits: bytes) -> None:
+        """Put a new digest in a column; the overlay stays until it expires."""
+        column = self._columns[number]
+        column.digest_bits = np.frombuffer(bits, dtype=np.uint8).copy()
+        overlay = self._bits(column.current + column.older)
+        self._replace_live(number, column, column.digest_bits | overlay)
+
+    def add_keys(self, number: int, keys: Keys) -> None:
+        """Add a delta's keys to the worker's digest."""
+        column = self._columns[number]
+        positions = self.shape.positions(keys).reshape(-1)
+        set_bits(column.digest_bits, positions)
+        self._set(number, column, positions)
+
+    def overlay(self, number: int, keys: Keys) -> None:
+        """Credit a worker with keys just routed to it, for one to two generations."""
+        if not len(keys):
+            return
+        column = self._columns[number]
+        if column.current_keys + len(keys) > self.max_overlay_keys // 2:
+            self._rotate(number, column)
+            keys = keys[: self.max_overlay_keys // 2]
+        column.current.append(keys)
+        column.current_keys += len(keys)
+        self._set(number, column, self.shape.positions(keys).reshape(-1))
+
+    def age_overlay(self, number: int) -> None:
+        """End a generation: keys routed before the previous call lose their credit."""
+        self._rotate(number, self._columns[number])
+
+    def overlay_keys(self, number: int) -> int:
+        """Keys in a worker's overlay, repeats counted."""
+        column = self._columns[number]
+        return column.current_keys + column.older_keys
+
+    def digest_fill(self, number: int) -> float:
+        """Share of the digest's bits that are set, 0 to 1."""
+        return int(np.bitwise_count(self._columns[number].digest_bits).sum()) / self.shape.num_bits
+
+    def longest_runs(self, keys: Keys) -> Runs:
+        """Blocks of the prompt's prefix that each column holds, unbroken from block 0."""
+        runs = np.zeros(self.width, dtype=np.int64)
+        alive: npt.NDArray[np.generic] | None = None
+        for start in range(0, len(keys), _CHUNK_BLOCKS):
+            positions = self.shape.positions(keys[start : start + _CHUNK_BLOCKS])
+            held = np.bitwise_and.reduce(self._words.take(positions, axis=0), axis=1)
+            if alive is not None:
+                held[0] &= alive
+            np.bitwise_and.accumulate(held, axis=0, out=held)
+            bits = np.unpackbits(held.view(np.uint8), axis=1, bitorder="little")
+            # A chunk is shorter than 256 blocks, so its counts fit a byte.
+            runs += bits.sum(axis=0, dtype=np.uint8)
+            alive = held[-1]
+            if not alive.any():
+                break
+        return runs
+
+    def _set(self, number: int, column: _Column, positions: npt.NDArray[np.int64]) -> None:
+        set_bits(column.live_bits, positions)
+        self._matrix[positions, number >> 3] |= np.uint8(1 << (number & 7))
+
+    def _rotate(self, number: int, column: _Column) -> None:
+        """The older generation ends, the current one becomes the older."""
+        ended = column.older
+        column.older, column.current = column.current, []
+        column.older_keys, column.current_keys = column.current_keys, 0
+        if not ended:
+            return
+        still = column.digest_bits | self._bits(column.older)
+        gone = self._bits(ended) & ~still & column.live_bits
+        self._replace_live(number, column, column.live_bits ^ gone)
+
+    def _bits(self, generation: list[Keys]) -> PackedBits:
+        flags = np.zeros(self.shape.num_bytes * 8, dtype=bool)
+        for keys in generation:
+            flags[self.shape.positions(keys)] = True
+        return np.packbits(flags, bitorder="little")
+
+    def _replace_live(self, number: int, column: _Column, live: PackedBits) -> None:
+        """Write only the rows that differ: most digests change little between snapshots."""
+        changed = np.unpackbits(column.live_bits ^ live, bitorder="little")
+        rows = np.flatnonzero(changed[: self.shape.num_bits])
+        self._matrix[rows, number >> 3] ^= np.uint8(1 << (number & 7))
+        column.live_bits = live
+
+
+def _as_words(matrix: npt.NDArray[np.uint8]) -> npt.NDArray[np.generic]:
+    """The same memory in the widest words that fit a row: fewer, larger AND operations."""
+    for word in (np.uint64, np.uint32, np.uint16):
+        if matrix.shape[1] % np.dtype(word).itemsize == 0:
+            return matrix.view(word)
+    return matrix

@@ -1,0 +1,1 @@
+"""The workers: who is there, who can take a request, and what each is doing."""

@@ -1,0 +1,184 @@
+"""``Pool``: the workers of one base model, their index, their load and their bookings.
+
+Everything here is a plain method call with the time handed in. A worker is *present* from
+its agent's hello until it is lost, *ready* while its engine serves, *fresh* while its
+reports are recent.
+"""
+
+from __future__ import annotations
+
+from extproc.cache.digest import DigestShape
+from extproc.cache.feed import Delta, DigestFeed, Snapshot
+from extproc.cache.index import PrefixIndex
+from extproc.fleet.table import ALWAYS, NEVER, WorkerTable
+from extproc.fleet.worker import Booking, LoadReport, Worker
+from extproc.policy import PoolPolicy, ReportPolicy
+from extproc.tokens.blocks import Keys
+
+_AGED_PER_TICK = 16
+"""Overlay generations ended per tick (about 0.1 ms each), so that ticks stay short."""
+
+
+class Pool:
+    """One pool's live state."""
+
+    def __init__(self, policy: PoolPolicy, reports: ReportPolicy, now: float) -> None:
+        self.policy = policy
+        self._reports = reports
+        shape = DigestShape(policy.digest.capacity_blocks, policy.digest.error_rate)
+        self.index = PrefixIndex(shape, policy.overlay.max_keys_per_worker)
+        self.table = WorkerTable()
+        self.workers: dict[str, Worker] = {}
+        self._by_column: dict[int, Worker] = {}
+        for address in policy.workers:
+            self._add(address, reports=False, now=now)
+
+    def hello(
+        self, address: str, models: tuple[str, ...], max_running: int, now: float
+    ) -> Worker | None:
+        """An agent's stream begins; None when the pool has no room for another worker."""
+        worker = self.workers.get(address)
+        if worker is None:
+            if len(self.workers) >= self._reports.max_workers:
+                return None
+            worker = self._add(address, reports=True, now=now)
+        elif not worker.reports:
+            self._lead_by_reports(worker)
+        worker.models = models
+        worker.reported_at = now
+        worker.feed.open_stream()
+        self.table.slots[worker.column] = (
+            max_running or self.policy.routing.max_in_flight_per_worker
+        )
+        return worker
+
+    def report(self, worker: Worker, load: LoadReport, now: float) -> None:
+        """Take a load report; its age counts from its scrape, on our own clock."""
+        column = worker.column
+        worker.last_report = load
+        worker.reported_at = now
+        self.table.ready[column] = load.ready
+        self.table.fresh_until[column] = now - load.age_s + self._reports.stale_after_s
+        if not load.ready:
+            # An engine that is gone comes back empty; its next snapshot says what it has.
+            self.forget_digest(worker)
+        seen = (load.running or 0) + (load.waiting or 0)
+        self.table.foreign[column] = max(0, round(seen) - worker.peak_in_flight)
+        worker.peak_in_flight = int(self.table.in_flight[column])
+
+    def snapshot(self, worker: Worker, snapshot: Snapshot, now: float) -> None:
+        """Replace a worker's digest.
+
+        Raises:
+            DigestError: see :meth:`DigestFeed.apply_snapshot`.
+        """
+        worker.feed.apply_snapshot(snapshot, now)
+        self.table.digest_until[worker.column] = now + self.policy.digest.max_age_s
+
+    def delta(self, worker: Worker, delta: Delta, now: float) -> None:
+        """Add to a worker's digest.
+
+        Raises:
+            DigestError: see :meth:`DigestFeed.apply_delta`.
+        """
+        worker.feed.apply_delta(delta, now)
+        self.table.digest_until[worker.column] = now + self.policy.digest.max_age_s
+
+    def forget_digest(self, worker: Worker) -> None:
+        """No cache credit until the worker's next snapshot, or what is routed from here on."""
+        worker.feed.forget()
+        self.table.digest_until[worker.column] = ALWAYS
+
+    def suspect(self, worker: Worker, now: float) -> None:
+        """Envoy had to retry away from this worker: last resort for a while."""
+        until = now + self.policy.routing.suspect_s
+        column = worker.column
+        self.table.suspect_until[column] = max(self.table.suspect_until[column], until)
+
+    def book(self, column: int, uncached_tokens: int) -> Booking:
+        """Count a request on its worker, before anybody is told of it."""
+        worker = self._by_column[column]
+        self.table.in_flight[column] += 1
+        self.table.pending_prefill_tokens[column] += uncached_tokens
+        worker.peak_in_flight = max(worker.peak_in_flight, int(self.table.in_flight[column]))
+        return Booking(worker, uncached_tokens)
+
+    def first_token(self, booking: Booking) -> None:
+        """The engine has finished this request's prefill."""
+        if booking.prefilling and not booking.released:
+            booking.prefilling = False
+            if self._holds(booking.worker):
+                column = booking.worker.column
+                self.table.pending_prefill_tokens[column] -= booking.uncached_tokens
+
+    def release(self, booking: Booking) -> None:
+        """Give a booking back; a second call does nothing."""
+        if booking.released:
+            return
+        self.first_token(booking)
+        booking.released = True
+        if self._holds(booking.worker):
+            self.table.in_flight[booking.worker.column] -= 1
+
+    def credit(self, worker: Worker, keys: Keys) -> None:
+        """Expect these keys on a worker soon: a prompt was just sent to it."""
+        self.index.overlay(worker.column, keys)
+
+    def worker_at(self, column: int) -> Worker:
+        """The worker of a column."""
+        return self._by_column[column]
+
+    def tick(self, now: float) -> list[Worker]:
+        """Age what time ages; returns the workers that left the pool."""
+        lost = [
+            worker
+            for worker in self.workers.values()
+            if worker.reports and now - worker.reported_at > self._reports.lost_after_s
+        ]
+        for worker in lost:
+            self._remove(worker)
+        self._age_overlays(now)
+        return lost
+
+    def _add(self, address: str, *, reports: bool, now: float) -> Worker:
+        column = self.index.add_column()
+        self.table.resize(self.index.width)
+        self.table.reset(column)
+        feed = DigestFeed(self.index, column, self.policy.block_size_tokens)
+        worker = Worker(address, column, feed, reports=reports, now=now)
+        self.workers[address] = self._by_column[column] = worker
+        self.table.present[column] = True
+        self.table.slots[column] = self.policy.routing.max_in_flight_per_worker
+        self.table.digest_until[column] = ALWAYS
+        if not reports:
+            self.table.ready[column] = True
+            self.table.fresh_until[column] = ALWAYS
+        return worker
+
+    def _lead_by_reports(self, worker: Worker) -> None:
+        """A worker of the static list got an agent: believe that from now on."""
+        worker.reports = True
+        self.table.ready[worker.column] = False
+        self.table.fresh_until[worker.column] = NEVER
+
+    def _remove(self, worker: Worker) -> None:
+        """Bookings that outlive their worker are released against nothing."""
+        del self.workers[worker.address]
+        del self._by_column[worker.column]
+        self.index.remove_column(worker.column)
+        self.table.reset(worker.column)
+
+    def _holds(self, worker: Worker) -> bool:
+        return self._by_column.get(worker.column) is worker
+
+    def _age_overlays(self, now: float) -> None:
+        overlay = self.policy.overlay
+        due = []
+        for worker in self.workers.values():
+            sends_digests = worker.feed.updated_at is not None
+            ttl_s = overlay.ttl_s if sends_digests else overlay.ttl_without_digest_s
+            if now - worker.overlay_aged_at >= ttl_s:
+                due.append(worker)
+        for worker in due[:_AGED_PER_TICK]:
+            self.index.age_overlay(worker.column)
+            worker.overlay_aged_at = now

@@ -1,0 +1,143 @@
+"""Envoy messages that kvgate sends, built in one place.
+
+Header values go into the bytes field alone: Envoy ignores the text field, and both set is
+an error. Bodies are echoed in pieces that every Envoy build takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    BodyMutation,
+    BodyResponse,
+    CommonResponse,
+    HeaderMutation,
+    HeadersResponse,
+    ImmediateResponse,
+    ProcessingRequest,
+    ProcessingResponse,
+    StreamedBodyResponse,
+    TrailersResponse,
+)
+from envoy.type.v3.http_status_pb2 import HttpStatus
+
+from extproc.errors import Refusal
+
+MAX_PIECE_BYTES = 62_000
+"""Envoy builds refuse streamed body pieces over 64 KiB."""
+
+DESTINATION = "x-gateway-destination-endpoint"
+METADATA_NAMESPACE = "envoy.lb"
+LEASE = "x-kvgate-lease"
+
+_OVERWRITE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+
+__all__ = ["ProcessingRequest", "ProcessingResponse"]
+
+
+def headers_answer(headers: Iterable[tuple[str, str]], destination: str) -> ProcessingResponse:
+    """Answer request headers: set ``headers`` and the destination, there and as metadata."""
+    reply = ProcessingResponse(request_headers=HeadersResponse(response=_set(headers, destination)))
+    _set_destination_metadata(reply, destination)
+    return reply
+
+
+def continue_headers() -> ProcessingResponse:
+    """Answer request headers with nothing: the decision comes with the body."""
+    return ProcessingResponse(request_headers=HeadersResponse())
+
+
+def buffered_body_answer(
+    headers: Iterable[tuple[str, str]], destination: str
+) -> ProcessingResponse:
+    """Answer a buffered body: headers as in :func:`headers_answer`, the body untouched."""
+    reply = ProcessingResponse(request_body=BodyResponse(response=_set(headers, destination)))
+    _set_destination_metadata(reply, destination)
+    return reply
+
+
+def continue_body() -> ProcessingResponse:
+    """Answer a body piece that kvgate has no use for."""
+    return ProcessingResponse(request_body=BodyResponse())
+
+
+def streamed_body(body: bytes, *, ends_stream: bool) -> Iterator[ProcessingResponse]:
+    """Echo a body byte for byte; with ``ends_stream`` exactly the last piece says so."""
+    last = max(0, len(body) - 1) // MAX_PIECE_BYTES
+    for number in range(last + 1):
+        piece = body[number * MAX_PIECE_BYTES : (number + 1) * MAX_PIECE_BYTES]
+        streamed = StreamedBodyResponse(body=piece, end_of_stream=ends_stream and number == last)
+        mutation = BodyMutation(streamed_response=streamed)
+        yield ProcessingResponse(
+            request_body=BodyResponse(response=CommonResponse(body_mutation=mutation))
+        )
+
+
+def request_trailers_answer() -> ProcessingResponse:
+    """Let request trailers pass."""
+    return ProcessingResponse(request_trailers=TrailersResponse())
+
+
+def response_headers_answer(headers: Iterable[tuple[str, str]]) -> ProcessingResponse:
+    """Answer response headers, adding what the client may see."""
+    return ProcessingResponse(response_headers=HeadersResponse(response=_set(headers, None)))
+
+
+def response_body_answer() -> ProcessingResponse:
+    """Let a response body piece pass, should a mesh send one."""
+    return ProcessingResponse(response_body=BodyResponse())
+
+
+def response_trailers_answer() -> ProcessingResponse:
+    """Let response trailers pass."""
+    return ProcessingResponse(response_trailers=TrailersResponse())
+
+
+def refusal_answer(refusal: Refusal, decision_id: str | None = None) -> ProcessingResponse:
+    """A complete answer to the client: status, reason headers, OpenAI-shaped body."""
+    headers = [("content-type", "application/json"), ("x-kvgate-refusal", refusal.code)]
+    if decision_id is not None:
+        headers.append(("x-kvgate-decision-id", decision_id))
+    if refusal.retry_after_s is not None:
+        headers.append(("retry-after", str(max(1, round(refusal.retry_after_s + 0.5)))))
+        headers.append(("retry-after-ms", str(round(refusal.retry_after_s * 1000))))
+    if not refusal.retryable:
+        headers.append(("x-should-retry", "false"))
+    answer = ImmediateResponse(
+        status=HttpStatus(code=refusal.http_status),
+        headers=HeaderMutation(set_headers=[_option(*header) for header in headers]),
+        body=error_body(refusal),
+        details=f"kvgate_{refusal.code}",
+    )
+    return ProcessingResponse(immediate_response=answer)
+
+
+def error_body(refusal: Refusal) -> bytes:
+    """OpenAI's error shape."""
+    error = {
+        "message": refusal.message,
+        "type": refusal.error_type,
+        "param": refusal.param,
+        "code": refusal.code,
+    }
+    return msgspec.json.encode({"error": error})
+
+
+def _set(headers: Iterable[tuple[str, str]], destination: str | None) -> CommonResponse:
+    options = [_option(name, value) for name, value in headers]
+    if destination is not None:
+        options.append(_option(DESTINATION, destination))
+    return CommonResponse(header_mutation=HeaderMutation(set_headers=options))
+
+
+def _option(name: str, value: str) -> HeaderValueOption:
+    header = HeaderValue(key=name, raw_value=value.encode("utf-8", "replace"))
+    return HeaderValueOption(header=header, append_action=_OVERWRITE)
+
+
+def _set_destination_metadata(reply: ProcessingResponse, destination: str) -> None:
+    namespace = reply.dynamic_metadata.fields[METADATA_NAMESPACE].struct_value
+    namespace.fields[DESTINATION].string_value = destination

@@ -1,0 +1,1 @@
+"""Where an admitted request goes: costs over all workers, then a pick."""

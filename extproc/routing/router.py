@@ -1,0 +1,71 @@
+"""``route``: filters, costs and picker put together for one request."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from extproc.fleet.pool import Pool
+from extproc.fleet.table import Ints
+from extproc.routing.costs import balanced
+from extproc.routing.picker import pick
+from extproc.tokens.keyer import PromptKeys
+
+_LAST_RESORT_COST = 1e15
+"""More than any load: silent and suspect workers come after all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An ordered choice of workers and what the first is expected to have cached."""
+
+    columns: list[int]
+    cached_tokens: int
+    uncached_tokens: int
+    prompt_tokens: int
+
+
+def route(
+    pool: Pool,
+    prompts: Sequence[PromptKeys],
+    now: float,
+    rng: random.Random,
+    *,
+    needs_slot: bool = True,
+) -> Route:
+    """Choose workers for a request; the caller knows that at least one is allowed.
+
+    The first column has a slot, unless none is needed (model lists, health pages). Later
+    ones are for Envoy's retries: ready workers, full ones included, because a retry must
+    land somewhere.
+    """
+    table = pool.table
+    policy = pool.policy.routing
+    usable = table.usable()
+    allowed = table.has_slot() if needs_slot else usable
+    total = sum(prompt.tokens for prompt in prompts)
+    cached = cached_tokens(pool, prompts, now)
+    cost = balanced(total - cached, table.pending_prefill_tokens, table.running(), policy)
+    cost[table.last_resort(now)] += _LAST_RESORT_COST
+    first = pick(cost, allowed, 1, rng)[0]
+    usable[first] = False
+    others = pick(cost, usable, policy.endpoints - 1, rng) if policy.endpoints > 1 else []
+    matched = int(cached[first])
+    return Route([first, *others], matched, total - matched, total)
+
+
+def cached_tokens(pool: Pool, prompts: Sequence[PromptKeys], now: float) -> Ints:
+    """Tokens of all prompts that each worker is expected to have cached."""
+    width = len(pool.table)
+    total = np.zeros(width, dtype=np.int64)
+    block_size = pool.policy.block_size_tokens
+    for prompt in prompts:
+        if len(prompt.keys):
+            tokens = pool.index.longest_runs(prompt.keys) * block_size
+            tokens[tokens < pool.policy.routing.min_prefix_tokens] = 0
+            total += tokens
+    total[pool.table.digest_until <= now] = 0
+    return total

@@ -1,0 +1,296 @@
+"""The pure core: requests arrive, are decided, and end; workers report; time ticks.
+
+Synchronous throughout. Every method takes the time and returns the tickets whose waiting
+is over, for the caller to wake: deciding comes first, I/O afterwards. The same core runs
+in the server and under virtual time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from extproc.admission.controller import AdmissionController
+from extproc.admission.lease import Lease
+from extproc.cache.feed import Delta, Snapshot
+from extproc.errors import ModelNotFound, NoReadyWorker, Refusal
+from extproc.fleet.pool import Pool
+from extproc.fleet.worker import Booking, LoadReport, Worker
+from extproc.policy import Policy
+from extproc.request.profile import Endpoint, RequestProfile
+from extproc.routing.router import Route, route
+from extproc.tokens.keyer import PromptKeyer, PromptKeys
+
+_RETRY_NO_WORKER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a request goes, and why that is expected to be good.
+
+    ``endpoints`` is ordered, best first; Envoy's retries walk it.
+    """
+
+    id: str
+    endpoints: tuple[str, ...]
+    cached_tokens: int
+    prompt_tokens: int
+    queue_wait_s: float
+
+
+class Ticket:
+    """One request from arrival to end. Exactly one of ``decision``, ``refusal`` is set in
+    the end; both None means that it waits."""
+
+    __slots__ = (
+        "arrived_at",
+        "booking",
+        "decision",
+        "ended",
+        "id",
+        "lane",
+        "lease",
+        "profile",
+        "prompts",
+        "refusal",
+        "served_by",
+        "started_at",
+    )
+
+    def __init__(
+        self,
+        ticket_id: str,
+        lane: ModelLane,
+        profile: RequestProfile,
+        prompts: Sequence[PromptKeys],
+        now: float,
+    ) -> None:
+        self.id = ticket_id
+        self.lane = lane
+        self.profile = profile
+        self.prompts = prompts
+        self.arrived_at = now
+        self.started_at: float | None = None
+        self.lease: Lease | None = None
+        self.booking: Booking | None = None
+        self.decision: Decision | None = None
+        self.refusal: Refusal | None = None
+        self.served_by: str | None = None
+        self.ended = False
+
+
+class ModelLane:
+    """One pool with its admission and its way from prompts to keys."""
+
+    def __init__(self, pool: Pool, admission: AdmissionController, keyer: PromptKeyer) -> None:
+        self.pool = pool
+        self.admission = admission
+        self.keyer = keyer
+        self.waiting: dict[str, Ticket] = {}
+
+
+class Scheduler:
+    """Decides for every pool of a policy.
+
+    Args:
+        keyers: by pool model name.
+        rng: source of tie-breaks and ids.
+        now: seconds on the caller's monotonic clock, as everywhere.
+    """
+
+    def __init__(
+        self, policy: Policy, keyers: Mapping[str, PromptKeyer], rng: random.Random, now: float
+    ) -> None:
+        self.policy = policy
+        self._rng = rng
+        self.lanes: dict[str, ModelLane] = {}
+        self._by_name: dict[str, ModelLane] = {}
+        for pool_policy in policy.pools:
+            lane = ModelLane(
+                Pool(pool_policy, policy.reports, now),
+                AdmissionController(pool_policy.admission),
+                keyers[pool_policy.model],
+            )
+            self.lanes[pool_policy.model] = lane
+            for name in pool_policy.names:
+                self._by_name[name] = lane
+
+    def lane_for(self, profile: RequestProfile) -> ModelLane:
+        """The pool that must serve a request.
+
+        Raises:
+            ModelNotFound: no pool serves its model.
+            NoReadyWorker: it names no model, and no pool can serve.
+        """
+        lane = self._by_name.get(profile.model or "")
+        if lane is not None:
+            return lane
+        if profile.endpoint is not Endpoint.PASS:
+            raise ModelNotFound("The requested model does not exist.", param="model")
+        for candidate in self.lanes.values():
+            if candidate.pool.table.usable().any():
+                return candidate
+        raise _no_worker()
+
+    def lane_of_agent(self, models: Sequence[str]) -> ModelLane | None:
+        """The pool of a worker that serves these models."""
+        return next((self._by_name[name] for name in models if name in self._by_name), None)
+
+    def arrive(
+        self, lane: ModelLane, profile: RequestProfile, prompts: Sequence[PromptKeys], now: float
+    ) -> Ticket:
+        """Admit and route a request, or let it wait.
+
+        Raises:
+            NoReadyWorker, QueueFull: it can neither run nor wait.
+        """
+        ticket = Ticket(f"{self._rng.getrandbits(64):016x}", lane, profile, prompts, now)
+        table = lane.pool.table
+        if not table.usable().any():
+            raise _no_worker()
+        if not profile.counted:
+            self._route(ticket, now)
+            return ticket
+        has_capacity = bool(table.has_slot().any())
+        ticket.lease = lane.admission.admit(ticket.id, now, has_capacity=has_capacity)
+        if ticket.lease is None:
+            lane.waiting[ticket.id] = ticket
+        else:
+            self._route(ticket, now)
+        return ticket
+
+    def response_started(
+        self, ticket: Ticket, served_by: str | None, attempts: int, now: float
+    ) -> None:
+        """Response headers came, from ``served_by`` if known, after ``attempts`` tries.
+
+        Workers hold their headers until the first token, so this ends the prefill. When
+        Envoy went on to another worker, load and cache credit move there.
+        """
+        if ticket.ended or ticket.booking is None or ticket.decision is None:
+            return
+        ticket.started_at = now
+        ticket.served_by = served_by or ticket.decision.endpoints[0]
+        pool = ticket.lane.pool
+        pool.first_token(ticket.booking)
+        for address in ticket.decision.endpoints[: max(0, attempts - 1)]:
+            failed = pool.workers.get(address)
+            if failed is not None and address != served_by:
+                pool.suspect(failed, now)
+        self._rebook(ticket, served_by)
+
+    def finish(self, ticket: Ticket, now: float) -> list[Ticket]:
+        """The request is over, however it ended; a second call does nothing."""
+        if ticket.ended:
+            return []
+        ticket.ended = True
+        lane = ticket.lane
+        if lane.waiting.pop(ticket.id, None) is not None:
+            lane.admission.leave(ticket.id)
+        if ticket.booking is not None:
+            lane.pool.release(ticket.booking)
+        if ticket.lease is not None:
+            lane.admission.release(ticket.lease, now)
+        return self._dispatch(lane, now)
+
+    def hello(
+        self, lane: ModelLane, address: str, models: tuple[str, ...], max_running: int, now: float
+    ) -> Worker | None:
+        """An agent's stream begins; None when the pool is full."""
+        return lane.pool.hello(address, models, max_running, now)
+
+    def report(self, lane: ModelLane, worker: Worker, load: LoadReport, now: float) -> list[Ticket]:
+        """A worker's load."""
+        lane.pool.report(worker, load, now)
+        return self._dispatch(lane, now)
+
+    def snapshot(self, lane: ModelLane, worker: Worker, snapshot: Snapshot, now: float) -> None:
+        """A worker's whole digest.
+
+        Raises:
+            DigestError: it does not fit; ask for another.
+        """
+        lane.pool.snapshot(worker, snapshot, now)
+
+    def delta(self, lane: ModelLane, worker: Worker, delta: Delta, now: float) -> None:
+        """Keys new on a worker.
+
+        Raises:
+            DigestError: it does not fit; ask for a snapshot.
+        """
+        lane.pool.delta(worker, delta, now)
+
+    def tick(self, now: float) -> list[Ticket]:
+        """What time alone changes: expiry, lost workers, ageing credit."""
+        woken: list[Ticket] = []
+        for lane in self.lanes.values():
+            for ticket_id, refusal in lane.admission.expired(now):
+                woken.append(_refuse(lane.waiting.pop(ticket_id), refusal))
+            lane.pool.tick(now)
+            woken += self._dispatch(lane, now)
+        return woken
+
+    def _dispatch(self, lane: ModelLane, now: float) -> list[Ticket]:
+        """Run whoever is next while quota and workers have room."""
+        woken: list[Ticket] = []
+        if not lane.waiting:
+            return woken
+        table = lane.pool.table
+        if not table.usable().any():
+            abandoned = lane.admission.abandon()
+            return [_refuse(lane.waiting.pop(ticket_id), _no_worker()) for ticket_id in abandoned]
+        while table.has_slot().any():
+            granted = lane.admission.next_waiting(now)
+            if granted is None:
+                break
+            ticket = lane.waiting.pop(granted[0])
+            ticket.lease = granted[1]
+            self._route(ticket, now)
+            woken.append(ticket)
+        return woken
+
+    def _route(self, ticket: Ticket, now: float) -> None:
+        """Pick and book in one step."""
+        pool = ticket.lane.pool
+        chosen = route(pool, ticket.prompts, now, self._rng, needs_slot=ticket.profile.counted)
+        ticket.booking = pool.book(chosen.columns[0], chosen.uncached_tokens)
+        self._credit(ticket, ticket.booking.worker)
+        ticket.decision = _decision(ticket, chosen, now)
+
+    def _credit(self, ticket: Ticket, worker: Worker) -> None:
+        for prompt in ticket.prompts:
+            ticket.lane.pool.credit(worker, prompt.keys)
+
+    def _rebook(self, ticket: Ticket, served_by: str | None) -> None:
+        booking = ticket.booking
+        if booking is None or served_by is None or served_by == booking.worker.address:
+            return
+        pool = ticket.lane.pool
+        worker = pool.workers.get(served_by)
+        if worker is None:
+            return
+        pool.release(booking)
+        ticket.booking = pool.book(worker.column, 0)
+        self._credit(ticket, worker)
+
+
+def _decision(ticket: Ticket, chosen: Route, now: float) -> Decision:
+    pool = ticket.lane.pool
+    return Decision(
+        id=ticket.id,
+        endpoints=tuple(pool.worker_at(column).address for column in chosen.columns),
+        cached_tokens=chosen.cached_tokens,
+        prompt_tokens=chosen.prompt_tokens,
+        queue_wait_s=now - ticket.arrived_at,
+    )
+
+
+def _refuse(ticket: Ticket, refusal: Refusal) -> Ticket:
+    ticket.refusal = refusal
+    ticket.ended = True
+    return ticket
+
+
+def _no_worker() -> NoReadyWorker:
+    return NoReadyWorker("No worker of this model is ready.", retry_after_s=_RETRY_NO_WORKER_S)

@@ -1,0 +1,230 @@
+"""Prometheus metrics of the scheduler.
+
+What happens is counted where it happens; what *is* (queues, workers, caches) is read from
+the core when Prometheus asks, so the request path pays nothing for it. Labels are bounded:
+model is a pool of the policy or ``other``, worker an address in the fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from extproc.scheduler import ModelLane, Scheduler
+
+_FAST_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+_SLOW_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+OTHER_MODEL = "other"
+
+
+class Metrics:
+    """Counters and histograms that the shell feeds."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "kvgate_requests",
+            "Requests by how admission ended: allowed, a refusal's code, or client_gone.",
+            ("model", "endpoint", "outcome"),
+            registry=self.registry,
+        )
+        self.responses = Counter(
+            "kvgate_responses",
+            "Responses by HTTP status class of the worker's answer.",
+            ("model", "status"),
+            registry=self.registry,
+        )
+        self.retried = Counter(
+            "kvgate_retried_requests",
+            "Requests that Envoy took to another worker than the first choice.",
+            ("model",),
+            registry=self.registry,
+        )
+        self.decision_s = Histogram(
+            "kvgate_decision_seconds",
+            "From the last byte of a request to its decision, queue wait left out.",
+            ("model",),
+            buckets=_FAST_S,
+            registry=self.registry,
+        )
+        self.queue_wait_s = Histogram(
+            "kvgate_queue_wait_seconds",
+            "Time that allowed requests waited for quota and capacity.",
+            ("model",),
+            buckets=_SLOW_S,
+            registry=self.registry,
+        )
+        self.ttft_s = Histogram(
+            "kvgate_ttft_seconds",
+            "From arrival at kvgate to the response headers: the first token, where workers"
+            " hold their headers.",
+            ("model",),
+            buckets=_SLOW_S,
+            registry=self.registry,
+        )
+        self.prompt_tokens = Counter(
+            "kvgate_prompt_tokens",
+            "Prompt tokens of allowed requests, estimated where they could not be counted.",
+            ("model",),
+            registry=self.registry,
+        )
+        self.cached_tokens = Counter(
+            "kvgate_predicted_cached_tokens",
+            "Prompt tokens expected in the chosen worker's cache.",
+            ("model",),
+            registry=self.registry,
+        )
+        self.unkeyed = Counter(
+            "kvgate_unkeyed_prompts",
+            "Prompts routed by load alone, by reason.",
+            ("model", "reason"),
+            registry=self.registry,
+        )
+        self.resyncs = Counter(
+            "kvgate_digest_resyncs",
+            "Digest messages refused; the agent was asked for a snapshot.",
+            ("model",),
+            registry=self.registry,
+        )
+        self.protocol_errors = Counter(
+            "kvgate_protocol_errors",
+            "Streams ended because a message came that does not belong there.",
+            ("peer",),
+            registry=self.registry,
+        )
+
+    def watch(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+        """Show the core's state from now on."""
+        self.registry.register(_CoreCollector(scheduler, clock))
+
+
+_Sample = tuple[str, str, Callable[[ModelLane, float], float]]
+
+_LANE_GAUGES: tuple[_Sample, ...] = (
+    ("kvgate_running_requests", "Leases held.", lambda lane, _: lane.admission.running),
+    ("kvgate_queued_requests", "Requests waiting.", lambda lane, _: lane.admission.waiting),
+    (
+        "kvgate_queue_oldest_seconds",
+        "Wait of the head of the queue.",
+        lambda lane, now: lane.admission.oldest_wait_s(now),
+    ),
+    ("kvgate_index_bytes", "Memory of the prefix index.", lambda lane, _: lane.pool.index.nbytes),
+    (
+        "kvgate_segment_cache_bytes",
+        "Token ids kept by text segment.",
+        lambda lane, _: lane.keyer.segment_cache.bytes,
+    ),
+    (
+        "kvgate_boundary_cache_bytes",
+        "Block keys kept by conversation prefix.",
+        lambda lane, _: lane.keyer.boundary_cache.bytes,
+    ),
+    (
+        "kvgate_exact_keys",
+        "1 where the pool has a tokenizer and prompts have exact block keys.",
+        lambda lane, _: float(lane.keyer.exact),
+    ),
+)
+
+_LANE_COUNTERS: tuple[_Sample, ...] = (
+    (
+        "kvgate_segment_cache_hits",
+        "Text segments found tokenised.",
+        lambda lane, _: lane.keyer.segment_cache.hits,
+    ),
+    (
+        "kvgate_segment_cache_misses",
+        "Text segments tokenised anew.",
+        lambda lane, _: lane.keyer.segment_cache.misses,
+    ),
+    (
+        "kvgate_segment_cache_evictions",
+        "Text segments dropped for room.",
+        lambda lane, _: lane.keyer.segment_cache.evictions,
+    ),
+    (
+        "kvgate_boundary_cache_evictions",
+        "Conversation prefixes dropped for room.",
+        lambda lane, _: lane.keyer.boundary_cache.evictions,
+    ),
+    (
+        "kvgate_template_failures",
+        "Chats that the model's template could not render here.",
+        lambda lane, _: lane.keyer.template_failures,
+    ),
+)
+
+
+class _CoreCollector(Collector):
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._clock()
+        lanes = self._scheduler.lanes
+        for name, text, read in _LANE_GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=("model",))
+            for model, lane in lanes.items():
+                gauge.add_metric((model,), read(lane, now))
+            yield gauge
+        for name, text, read in _LANE_COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=("model",))
+            for model, lane in lanes.items():
+                counter.add_metric((model,), read(lane, now))
+            yield counter
+        yield from _worker_gauges(lanes.items(), now)
+
+
+def _worker_gauges(lanes: Iterable[tuple[str, ModelLane]], now: float) -> Iterator[Metric]:
+    labels = ("model", "worker")
+    ready = GaugeMetricFamily("kvgate_worker_ready", "1 while the engine serves.", labels=labels)
+    stale = GaugeMetricFamily(
+        "kvgate_worker_last_resort", "1 while silent or suspect.", labels=labels
+    )
+    in_flight = GaugeMetricFamily(
+        "kvgate_worker_in_flight_requests", "Requests booked by this scheduler.", labels=labels
+    )
+    foreign = GaugeMetricFamily(
+        "kvgate_worker_foreign_requests", "Requests that came another way.", labels=labels
+    )
+    pending = GaugeMetricFamily(
+        "kvgate_worker_pending_prefill_tokens",
+        "Uncached tokens before a first token.",
+        labels=labels,
+    )
+    kv_usage = GaugeMetricFamily(
+        "kvgate_worker_kv_usage_ratio", "KV blocks held by live requests.", labels=labels
+    )
+    keys = GaugeMetricFamily("kvgate_worker_digest_keys", "Blocks in the digest.", labels=labels)
+    fill = GaugeMetricFamily("kvgate_worker_digest_fill_ratio", "Bits set.", labels=labels)
+    age = GaugeMetricFamily(
+        "kvgate_worker_digest_age_seconds", "Since its last part.", labels=labels
+    )
+    overlay = GaugeMetricFamily(
+        "kvgate_worker_overlay_keys", "Blocks credited from routing alone.", labels=labels
+    )
+    for model, lane in lanes:
+        pool, table = lane.pool, lane.pool.table
+        last_resort = table.last_resort(now)
+        for worker in pool.workers.values():
+            at, column = (model, worker.address), worker.column
+            ready.add_metric(at, float(table.ready[column]))
+            stale.add_metric(at, float(last_resort[column]))
+            in_flight.add_metric(at, float(table.in_flight[column]))
+            foreign.add_metric(at, float(table.foreign[column]))
+            pending.add_metric(at, float(table.pending_prefill_tokens[column]))
+            report = worker.last_report
+            if report is not None and report.kv_usage is not None:
+                kv_usage.add_metric(at, report.kv_usage)
+            keys.add_metric(at, worker.feed.count)
+            fill.add_metric(at, pool.index.digest_fill(column))
+            if worker.feed.updated_at is not None:
+                age.add_metric(at, now - worker.feed.updated_at)
+            overlay.add_metric(at, pool.index.overlay_keys(column))
+    yield from (ready, stale, in_flight, foreign, pending, kv_usage, keys, fill, age, overlay)

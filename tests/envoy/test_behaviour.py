@@ -1,0 +1,236 @@
+"""What the generated configuration makes the real Envoy do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from grpc_health.v1 import health_pb2
+
+from extproc.envoy_config import PROCESSOR_SERVICE, BodyMode
+from tests.envoy.rig import rig, serving, until
+
+BOTH = pytest.mark.parametrize("body_mode", ["full_duplex", "buffered"])
+TWELVE_MB = b"x" * 12_000_000
+
+
+def names_of(headers: list[Any]) -> list[str]:
+    return [name for name, _ in headers]
+
+
+class TestRouting:
+    @BOTH
+    async def test_the_destination_header_is_followed(self, body_mode: BodyMode) -> None:
+        async with rig("serve", "serve", "serve", body_mode=body_mode) as path:
+            for index in (2, 0, 2, 1):
+                path.send_to(index)
+                answer = await path.post()
+                assert answer.json()["worker"] == path.workers[index].address
+                assert answer.json()["body_bytes"] == 13
+
+    @BOTH
+    async def test_a_request_without_body_is_routed_too(self, body_mode: BodyMode) -> None:
+        async with rig("serve", "serve", body_mode=body_mode) as path:
+            path.send_to(1)
+            answer = await path.client.get("/v1/models")
+            assert answer.json()["worker"] == path.workers[1].address
+
+    async def test_without_a_destination_workers_take_turns(self) -> None:
+        async with rig("serve", "serve", "serve") as path:
+            served = {(await path.post()).json()["worker"] for _ in range(3)}
+            assert served == {worker.address for worker in path.workers}
+
+    async def test_the_processor_learns_who_served_at_which_attempt(self) -> None:
+        async with rig("busy", "serve") as path:
+            path.send_to(0, 1)
+            assert (await path.post()).status_code == 200
+            (seen,) = path.processor.streams
+            await until(lambda: seen.ended)
+            assert seen.response_status == "200"
+            assert seen.attributes["upstream.address"] == path.workers[1].address
+            assert seen.attributes["upstream.request_attempt_count"] == 2
+
+
+class TestRetries:
+    @pytest.mark.parametrize("fault", ["refuse", "reset", "reset_after_body", "busy"])
+    async def test_the_list_is_walked_past_a_worker_that_fails(self, fault: Any) -> None:
+        async with rig(fault, "serve", "serve") as path:
+            path.send_to(0, 2)
+            for _ in range(2):
+                assert (await path.post()).json()["worker"] == path.workers[2].address
+
+    @BOTH
+    async def test_a_12_mb_body_is_retried_whole(self, body_mode: BodyMode) -> None:
+        async with rig("reset_after_body", "serve", body_mode=body_mode) as path:
+            path.send_to(0, 1)
+            answer = await path.post(TWELVE_MB)
+            assert answer.json()["body_bytes"] == len(TWELVE_MB)
+            assert path.processor.streams[0].body_bytes == len(TWELVE_MB)
+
+    async def test_after_the_list_a_worker_not_tried_yet_is_taken(self) -> None:
+        async with rig("refuse", "refuse", "serve") as path:
+            path.send_to(0, 1)
+            for _ in range(3):
+                assert (await path.post()).json()["worker"] == path.workers[2].address
+
+    async def test_more_requests_than_three_are_retried_at_once(self) -> None:
+        async with rig("refuse", "serve") as path:
+            path.send_to(0, 1)
+            answers = await asyncio.gather(*(path.post() for _ in range(50)))
+            assert {answer.status_code for answer in answers} == {200}
+
+
+class TestClientHeaders:
+    @pytest.mark.parametrize("http2", [False, True])
+    async def test_routing_and_internal_headers_of_clients_never_arrive(self, http2: bool) -> None:
+        forged = [
+            ("X-Gateway-Destination-Endpoint", "127.0.0.1:1"),
+            ("x-gateway-destination-endpoint", "127.0.0.1:2"),
+            ("x-gateway-destination-endpoint-subset", "127.0.0.1:2"),
+            ("X-KVGATE-LEASE", "forged"),
+            ("x-kvgate-lease", "forged again"),
+            ("x-kvgate-worker", "127.0.0.1:3"),
+            ("x-kvgate-dry-runs", "1"),
+            ("x-kvgate-dry", "1"),
+            ("X-Kvgate-Anything", "1"),
+            ("x-envoy-max-retries", "9"),
+            ("x-envoy-upstream-rq-timeout-ms", "1"),
+        ]
+        async with rig(http2=http2) as path:
+            answer = await path.post(headers=forged)
+            told = names_of(path.processor.streams[0].headers)
+            bad = [name for name in told if name.startswith(("x-gateway-", "x-kvgate-"))]
+            assert bad == []
+            assert not {"x-envoy-max-retries", "x-envoy-upstream-rq-timeout-ms"} & set(told)
+            assert answer.json()["worker"] == path.workers[0].address
+            assert not {name.lower() for name, _ in forged} & set(
+                names_of(answer.json()["headers"])
+            )
+
+    async def test_a_dry_run_may_be_asked_for(self) -> None:
+        async with rig() as path:
+            await path.post(headers={"X-Kvgate-Dry-Run": "1"})
+            assert ("x-kvgate-dry-run", "1") in path.processor.streams[0].headers
+
+    async def test_headers_of_the_processor_reach_the_worker(self) -> None:
+        async with rig() as path:
+            path.send_to(0)
+            headers = (await path.post(headers={"x-kvgate-lease": "forged"})).json()["headers"]
+            assert [value for name, value in headers if name == "x-kvgate-lease"] == ["ours"]
+
+    async def test_client_and_worker_get_the_same_request_id(self) -> None:
+        async with rig() as path:
+            answer = await path.post()
+            assert ["x-request-id", answer.headers["x-request-id"]] in answer.json()["headers"]
+
+
+class TestBodies:
+    @BOTH
+    @pytest.mark.parametrize("http2", [False, True])
+    async def test_12_mb_pass(self, body_mode: BodyMode, http2: bool) -> None:
+        async with rig(body_mode=body_mode, http2=http2) as path:
+            path.send_to(0)
+            assert (await path.post(TWELVE_MB)).json()["body_bytes"] == len(TWELVE_MB)
+
+    async def test_a_buffered_body_over_the_limit_gets_413(self) -> None:
+        async with rig(body_mode="buffered", max_body_bytes=1_000_000) as path:
+            assert (await path.post(b"x" * 1_200_000)).status_code == 413
+            assert path.processor.streams[0].response_status == "413"
+
+    @BOTH
+    async def test_a_chunked_upload_arrives_whole(self, body_mode: BodyMode) -> None:
+        async def pieces() -> AsyncIterator[bytes]:
+            for _ in range(5):
+                yield b"y" * 1_000
+                await asyncio.sleep(0.02)
+
+        async with rig(body_mode=body_mode) as path:
+            path.send_to(0)
+            assert (await path.post(pieces())).json()["body_bytes"] == 5_000
+
+    @BOTH
+    async def test_expect_100_continue_is_answered(self, body_mode: BodyMode) -> None:
+        async with rig(body_mode=body_mode) as path, aiohttp.ClientSession() as session:
+            path.send_to(0)
+            url = f"{path.envoy.url}/v1/completions"
+            async with asyncio.timeout(3), session.post(url, data=b"z" * 99, expect100=True) as got:
+                assert (await got.json())["body_bytes"] == 99
+
+
+class TestHolding:
+    @BOTH
+    async def test_a_request_held_past_the_answer_limit_is_served(
+        self, body_mode: BodyMode
+    ) -> None:
+        limits = {"processor_timeout_s": 0.5, "queue_time_s": 3.0}
+        async with rig(body_mode=body_mode, **limits) as path:
+            path.send_to(0)
+            path.processor.hold_s = 3.0
+            assert (await path.post()).status_code == 200
+
+    @BOTH
+    async def test_the_stream_lasts_as_long_as_the_response(self, body_mode: BodyMode) -> None:
+        async with rig(body_mode=body_mode) as path:
+            path.send_to(0)
+            await path.post()
+            (seen,) = path.processor.streams
+            await until(lambda: seen.ended)
+            assert seen.response_status == "200"
+
+    @BOTH
+    async def test_a_client_that_leaves_while_held_cancels_the_stream(
+        self, body_mode: BodyMode
+    ) -> None:
+        async with rig(body_mode=body_mode) as path:
+            path.processor.hold_s = 60
+            request = asyncio.create_task(path.post())
+            await until(lambda: any(seen.body_bytes for seen in path.processor.streams))
+            request.cancel()
+            await until(lambda: path.processor.streams[0].cancelled, within_s=0.5)
+
+    async def test_more_requests_than_envoy_defaults_allow_are_held_at_once(self) -> None:
+        async with rig() as path:
+            path.send_to(0)
+            path.processor.hold_s = 2.0
+            connector = aiohttp.TCPConnector(limit=0)
+            async with aiohttp.ClientSession(path.envoy.url, connector=connector) as session:
+                answers = await asyncio.gather(*(_status(session) for _ in range(1_100)))
+            assert set(answers) == {200}
+
+
+async def _status(session: aiohttp.ClientSession) -> int:
+    async with session.get("/v1/models") as answer:
+        return answer.status
+
+
+class TestProcessorRestart:
+    async def test_down_is_503_and_up_again_is_found_without_help(self) -> None:
+        async with rig(processor_up=False) as path:
+            path.send_to(0)
+            port = path.envoy.settings.processor_port
+            for _ in range(2):
+                async with serving(path.processor, port):
+                    assert await _recovery_s(path) < 1.5
+                assert (await path.post()).status_code == 503
+
+    async def test_the_only_processor_is_used_though_it_says_it_is_not_serving(self) -> None:
+        async with rig(processor_up=False) as path:
+            path.send_to(0)
+            async with serving(path.processor, path.envoy.settings.processor_port) as checks:
+                await checks.set(PROCESSOR_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+                await asyncio.sleep(1.2)
+                assert (await path.envoy.stats("cluster.kvgate.membership_healthy")).popitem()[
+                    1
+                ] == 0
+                assert (await path.post()).status_code == 200
+
+
+async def _recovery_s(path: Any) -> float:
+    start = time.monotonic()
+    while (await path.post()).status_code != 200:
+        pass
+    return time.monotonic() - start

@@ -1,0 +1,258 @@
+"""Generation over HTTP: body to prompts, prompts to the engine, tokens to the client.
+
+However a request ends (answered, refused, client gone), ``finally`` takes what is left of it
+out of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import Callable
+
+from aiohttp import web
+
+from workers.simulator.chain import Origin, TokenChain, pack_ids
+from workers.simulator.dialects import Dialect, Reply
+from workers.simulator.errors import ApiError, unknown_model
+from workers.simulator.faults import Faults
+from workers.simulator.generation import Generation, Sequence
+from workers.simulator.loop import EngineLoop
+from workers.simulator.options import Json, Options, decode_body, read_options
+from workers.simulator.prompt import Prompter
+from workers.simulator.requests import EngineRequest
+from workers.simulator.settings import SimulatorSettings
+from workers.simulator.speaker import Speaker
+
+THREAD_BODY_BYTES = 32_768
+"""Bodies from here on are tokenised in a thread, so that streams keep their pace."""
+
+REQUEST_ID_HEADER = "X-Request-Id"
+SESSION_ID_HEADER = "X-Session-ID"
+
+
+class GenerationHandler:
+    """Runs requests of every dialect against one engine."""
+
+    def __init__(
+        self,
+        settings: SimulatorSettings,
+        prompter: Prompter,
+        speaker: Speaker,
+        loop: EngineLoop,
+        faults: Faults,
+    ) -> None:
+        self.in_flight = 0
+        self._settings = settings
+        self._prompter = prompter
+        self._speaker = speaker
+        self._loop = loop
+        self._faults = faults
+        self._numbers = itertools.count()
+
+    async def answer(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+        """Answer one request.
+
+        Raises:
+            ApiError: it was refused, or failed before anything was sent.
+        """
+        self.in_flight += 1
+        try:
+            self._faults.check()
+            raw = await request.read()
+            body = decode_body(raw)
+            options = read_options(body)
+            model = self.known_model(options.model)
+            prompts = await self.tokenise(len(raw), lambda: dialect.prompts(self._prompter, body))
+            origin = self._origin(request, model, options)
+            generation = self._generation(prompts, options, origin, dialect.opens)
+            reply = _reply(request, model, options, prompts, generation)
+            return await self._run(request, dialect, generation, reply)
+        finally:
+            self.in_flight -= 1
+
+    async def embed(self, request: web.Request) -> web.Response:
+        """Compute the inputs' prompts; the vectors mean nothing.
+
+        Raises:
+            ApiError: it was refused.
+        """
+        self.in_flight += 1
+        try:
+            self._faults.check()
+            raw = await request.read()
+            body = decode_body(raw)
+            options = read_options(body)
+            model = self.known_model(options.model)
+            prompts = await self.tokenise(
+                len(raw), lambda: self._prompter.completions(body.get("input"), "input")
+            )
+            origin = self._origin(request, model, options)
+            sequences = [self._sequence(ids, 0, 0, origin, False) for ids in prompts]
+            generation = Generation(sequences)
+            await self._finish(generation)
+            return web.json_response(_embeddings(model, prompts))
+        finally:
+            self.in_flight -= 1
+
+    async def tokenise(
+        self, body_bytes: int, prompts: Callable[[], list[list[int]]]
+    ) -> list[list[int]]:
+        """Run a tokenising function where it does not hold up the streams."""
+        if body_bytes < THREAD_BODY_BYTES:
+            return prompts()
+        return await asyncio.to_thread(prompts)
+
+    def known_model(self, model: str | None) -> str:
+        """The model named, or the base model.
+
+        Raises:
+            ApiError: there is no such model.
+        """
+        if model is None or model == self._settings.model_name:
+            return self._settings.model_name
+        if model not in self._settings.adapters:
+            raise unknown_model(model)
+        return model
+
+    async def _run(
+        self, request: web.Request, dialect: Dialect, generation: Generation, reply: Reply
+    ) -> web.StreamResponse:
+        if reply.options.stream:
+            return await self._stream(request, dialect, generation, reply)
+        await self._finish(generation, reply)
+        return web.json_response(dialect.whole(reply))
+
+    async def _finish(self, generation: Generation, reply: Reply | None = None) -> None:
+        try:
+            self._loop.submit(generation)
+            async for pieces in generation.pieces():
+                for piece in pieces:
+                    if reply is not None:
+                        reply.add(piece)
+        finally:
+            self._loop.cancel(generation)
+        if reply is not None:
+            reply.usage = generation.usage
+
+    async def _stream(
+        self, request: web.Request, dialect: Dialect, generation: Generation, reply: Reply
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        try:
+            self._loop.submit(generation)
+            if not self._settings.hold_headers:
+                await response.prepare(request)
+            opened = False
+            async for pieces in generation.pieces():
+                chunk = b""
+                if not opened:
+                    opened = True
+                    reply.usage = generation.usage
+                    chunk = dialect.opening(reply)
+                    if not response.prepared:
+                        await response.prepare(request)
+                for piece in pieces:
+                    reply.add(piece)
+                    chunk += dialect.piece(reply, piece)
+                await response.write(chunk)
+            reply.usage = generation.usage
+            await response.write(dialect.closing(reply))
+        except ApiError as error:
+            if not response.prepared:
+                raise
+            await response.write(dialect.failure(error))
+        finally:
+            self._loop.cancel(generation)
+        await response.write_eof()
+        return response
+
+    def _origin(self, request: web.Request, model: str, options: Options) -> Origin:
+        adapter_id = self._settings.adapter_id(model)
+        return Origin(
+            adapter=None if adapter_id is None else model,
+            adapter_id=adapter_id,
+            cache_salt=options.cache_salt,
+            session_id=request.headers.get(SESSION_ID_HEADER),
+        )
+
+    def _generation(
+        self, prompts: list[list[int]], options: Options, origin: Origin, opens: bool
+    ) -> Generation:
+        limit = self._settings.max_model_len
+        sequences = []
+        for ids in prompts:
+            tokens = min(options.max_tokens, limit - len(ids))
+            sequences += [
+                self._sequence(ids, max(tokens, 1), choice, origin, opens)
+                for choice in range(options.choices)
+            ]
+        return Generation(sequences, options.choices)
+
+    def _sequence(
+        self, ids: list[int], tokens: int, choice: int, origin: Origin, opens: bool
+    ) -> Sequence:
+        limit = self._settings.max_model_len
+        if not ids:
+            raise ApiError(400, "the prompt has no tokens", "prompt")
+        if len(ids) >= limit:
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {limit} tokens. However, your request "
+                f"has {len(ids)} input tokens. Please reduce the length of the input messages.",
+                "input_tokens",
+            )
+        prompt = pack_ids(ids)
+        answer = self._speaker.answer(prompt, tokens, choice, opens)
+        chain = TokenChain(
+            prompt + pack_ids(answer.token_ids),
+            self._settings.block_size,
+            origin,
+            self._settings.seed,
+        )
+        request = EngineRequest(str(next(self._numbers)), chain, len(ids), tokens)
+        return Sequence(request, answer)
+
+
+def request_id(request: web.Request) -> str:
+    """The client's request id, or one made up; the same whenever asked."""
+    given = request.headers.get(REQUEST_ID_HEADER)
+    made: str = request.setdefault("request_id", given or uuid.uuid4().hex)
+    return made
+
+
+def _reply(
+    request: web.Request,
+    model: str,
+    options: Options,
+    prompts: list[list[int]],
+    generation: Generation,
+) -> Reply:
+    count = len(generation.sequences)
+    return Reply(
+        request_id=request_id(request),
+        model=model,
+        created=int(time.time()),
+        options=options,
+        usage=generation.usage,
+        prompt_ids=prompts,
+        answer_ids=[sequence.answer.token_ids for sequence in generation.sequences],
+        texts=[""] * count,
+        finish_reasons=[""] * count,
+    )
+
+
+def _embeddings(model: str, prompts: list[list[int]]) -> Json:
+    tokens = sum(map(len, prompts))
+    data = [
+        {"index": index, "object": "embedding", "embedding": _vector(ids)}
+        for index, ids in enumerate(prompts)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
+    return {"object": "list", "data": data, "model": model, "usage": usage}
+
+
+def _vector(ids: list[int]) -> list[float]:
+    return [((sum(ids) * (k + 1) * 2654435761) % 2001 - 1000) / 1000 for k in range(8)]

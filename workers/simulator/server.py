@@ -1,0 +1,189 @@
+"""The simulated worker as a server: routes, start, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+from workers.simulator.dialects import ChatDialect, CompletionsDialect, Dialect
+from workers.simulator.engine import Engine
+from workers.simulator.errors import ApiError
+from workers.simulator.faults import Faults
+from workers.simulator.handlers import REQUEST_ID_HEADER, GenerationHandler, request_id
+from workers.simulator.kv_events import KvEventPublisher
+from workers.simulator.loop import EngineLoop
+from workers.simulator.metrics import EngineMetrics
+from workers.simulator.other_dialects import MessagesDialect, ResponsesDialect
+from workers.simulator.pages import Pages
+from workers.simulator.prompt import Prompter
+from workers.simulator.settings import SimulatorSettings
+from workers.simulator.speaker import Speaker
+
+MAX_BODY_BYTES = 256 * 1024 * 1024
+CLOSE_TIMEOUT_S = 1.0
+MESSAGES_PATH = "/v1/messages"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Simulator:
+    """One running worker, as an async context manager; ports are known once it is entered."""
+
+    def __init__(self, settings: SimulatorSettings) -> None:
+        self.settings = settings
+        self.engine = Engine(settings.engine_config())
+        self.publisher = _publisher(settings)
+        self._prompter = Prompter(settings.model_dir)
+        self._metrics = EngineMetrics(self.engine, settings.model_name, settings.adapters)
+        self._runner: web.AppRunner | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.port = settings.port
+
+    @property
+    def url(self) -> str:
+        """Base URL of the HTTP server."""
+        return f"http://{self.settings.host}:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stop()
+
+    async def _start(self) -> None:
+        self._loop = EngineLoop(
+            self.engine, self._metrics, self.publisher, self.settings.max_queued
+        )
+        self.engine_task = asyncio.create_task(self._loop.run())
+        self._tasks.append(self.engine_task)
+        if self.publisher is not None:
+            self._tasks.append(asyncio.create_task(self.publisher.serve_replays()))
+        self._runner = web.AppRunner(
+            self._app(),
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=CLOSE_TIMEOUT_S,
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self.settings.host, self.settings.port).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def _stop(self) -> None:
+        if self._runner is not None:
+            for site in list(self._runner.sites):
+                await site.stop()
+            await self._loop.drain(self.settings.shutdown_s)
+            await self._runner.cleanup()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.publisher is not None:
+            self.publisher.close()
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_plain_errors])
+        app.on_response_prepare.append(_echo_request_id)
+        speaker = Speaker(self._prompter.tokenizer)
+        faults = Faults()
+        handler = GenerationHandler(self.settings, self._prompter, speaker, self._loop, faults)
+        dialects: dict[str, Dialect] = {
+            "/v1/chat/completions": ChatDialect(),
+            "/v1/completions": CompletionsDialect(),
+            "/v1/responses": ResponsesDialect(),
+            MESSAGES_PATH: MessagesDialect(),
+        }
+        for path, dialect in dialects.items():
+            app.router.add_post(path, _answering(handler, dialect))
+        app.router.add_post("/v1/embeddings", handler.embed)
+        pages = Pages(
+            self.settings,
+            handler,
+            self._prompter,
+            self._loop,
+            self._metrics,
+            faults,
+            self.publisher,
+        )
+        app.router.add_routes(pages.routes())
+        return app
+
+
+async def serve(
+    settings: SimulatorSettings,
+    *,
+    ready: Callable[[], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve until ``stop`` is set or the task is cancelled; an engine that dies ends it too."""
+    async with Simulator(settings) as simulator:
+        if ready is not None:
+            ready()
+        stopped = asyncio.create_task((stop or asyncio.Event()).wait())
+        try:
+            await asyncio.wait(
+                (stopped, simulator.engine_task), return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            stopped.cancel()
+        if simulator.engine_task.done():
+            await simulator.engine_task
+
+
+def run(settings: SimulatorSettings) -> None:
+    """Serve until SIGTERM or SIGINT, then return."""
+    asyncio.run(_until_signal(settings))
+
+
+async def _until_signal(settings: SimulatorSettings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await serve(settings, stop=stop)
+
+
+def _publisher(settings: SimulatorSettings) -> KvEventPublisher | None:
+    if settings.kv_events_port is None:
+        return None
+    return KvEventPublisher(
+        settings.host, settings.kv_events_port, settings.kv_replay_port, settings.kv_events_topic
+    )
+
+
+def _answering(handler: GenerationHandler, dialect: Dialect) -> Handler:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await handler.answer(request, dialect)
+
+    return answer
+
+
+@web.middleware
+async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ApiError as error:
+        anthropic = request.path == MESSAGES_PATH
+        body = error.anthropic_body() if anthropic else error.body()
+        return web.json_response(body, status=error.status)
+    except web.HTTPError as error:
+        headers = {k: v for k, v in error.headers.items() if k == "Allow"}
+        return web.json_response({"detail": error.reason}, status=error.status, headers=headers)
+
+
+async def _echo_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[REQUEST_ID_HEADER] = request_id(request)
