@@ -56,6 +56,7 @@ proto-check: $(READY)
 
 envoy: $(READY) ## Write envoy/ from the typed classes
 	$(BIN)/kvgate envoy-config --output envoy/bootstrap.yaml
+	$(BIN)/kvgate envoy-config --body-mode buffered --output envoy/bootstrap-buffered.yaml
 
 lock: $(READY) ## Refresh requirements.lock from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \

@@ -230,6 +230,7 @@ def _connection_manager(settings: EnvoySettings) -> hcm.HttpConnectionManager:
     return hcm.HttpConnectionManager(
         codec_type=hcm.HttpConnectionManagerCodecType.AUTO,
         stat_prefix="llm",
+        max_request_headers_kb=96,
         route_config=_routes(settings),
         http_filters=[
             hcm.HttpFilter(

@@ -21,6 +21,7 @@ PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+ModelName = Annotated[str, Field(min_length=1)]
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -118,9 +119,9 @@ class AdmissionPolicy(_Section):
 class PoolPolicy(_Section):
     """The workers that serve one base model."""
 
-    model: Annotated[str, Field(min_length=1)]
-    aliases: tuple[str, ...] = ()
-    adapters: tuple[str, ...] = ()
+    model: ModelName
+    aliases: tuple[ModelName, ...] = ()
+    adapters: tuple[ModelName, ...] = ()
     """Adapter names that the pool serves; each has keys of its own."""
     tokenizer: Path | None = None
     """A Hugging Face tokenizer directory or tokenizer.json; without one, load alone routes."""
@@ -140,6 +141,13 @@ class PoolPolicy(_Section):
     def names(self) -> tuple[str, ...]:
         """Every model name that a request may use for this pool."""
         return (self.model, *self.aliases, *self.adapters)
+
+    @model_validator(mode="after")
+    def _workers_are_distinct(self) -> Self:
+        for number, address in enumerate(self.workers):
+            if address in self.workers[:number]:
+                raise ValueError(f"worker {address!r} is listed twice")
+        return self
 
 
 class RequestPolicy(_Section):

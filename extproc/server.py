@@ -37,12 +37,8 @@ logger = logging.getLogger("kvgate.server")
 TICK_S = 0.05
 """Pace of expiry and ageing; events (release, report, arrival) dispatch at once."""
 
-_SERVER_OPTIONS = (
-    # Envoy holds one stream a request, queued ones included.
-    ("grpc.max_concurrent_streams", 1_000_000),
-    ("grpc.max_receive_message_length", 128 * 1024 * 1024),
-    ("grpc.so_reuseport", 0),
-)
+_MAX_REPORT_BYTES = 32 * 1024 * 1024
+"""A snapshot of the largest digest takes 20 MB."""
 _HEALTH_NAMES = ("", SERVICE, "readiness")
 """Service names that say SERVING when requests may come (Endpoint Picker convention)."""
 
@@ -117,8 +113,8 @@ class SchedulerServer:
         self._ready_timeout_s = policy.reports.ready_timeout_s
         self._state = "no worker has reported"
         self._health = health.aio.HealthServicer()
-        self._extproc = grpc.aio.server(options=_SERVER_OPTIONS)
-        self._control = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._extproc = grpc.aio.server(options=server_options(policy.requests.max_body_bytes))
+        self._control = grpc.aio.server(options=server_options(_MAX_REPORT_BYTES))
         self._admin: web.AppRunner | None = None
         self._ticker: asyncio.Task[None] | None = None
 
@@ -179,8 +175,10 @@ class SchedulerServer:
 
     async def _tick(self) -> None:
         while True:
+            due = self._clock() + TICK_S
             await asyncio.sleep(TICK_S)
             now = self._clock()
+            self.metrics.loop_lag_s.observe(max(0.0, now - due))
             self.processor.wake(self.scheduler.tick(now))
             if self._state not in ("ready", "shutting down"):
                 await self._look_for_workers(now)
@@ -201,6 +199,16 @@ class SchedulerServer:
     async def _set_health(self, status: int) -> None:
         for name in _HEALTH_NAMES:
             await self._health.set(name, status)
+
+
+def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
+        # Envoy holds one stream a request, queued ones included.
+        ("grpc.max_concurrent_streams", 1_000_000),
+        # A buffered body comes in one message.
+        ("grpc.max_receive_message_length", max_message_bytes + 1024 * 1024),
+        ("grpc.so_reuseport", 0),
+    ]
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int) -> None:

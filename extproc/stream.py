@@ -27,6 +27,8 @@ _ATTRIBUTES = "envoy.filters.http.ext_proc"
 _MAX_HEADER_CHARS = 4_096
 """Headers are cut to this length before anything looks at them."""
 
+_MAX_REQUEST_ID_CHARS = 256
+
 _BUFFERED = (ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL)
 _BODILESS = (ProcessingMode.NONE, ProcessingMode.STREAMED)
 
@@ -37,11 +39,13 @@ class ProtocolViolation(KvgateError):
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """The whole request is here: decide, then call ``answer`` or ``refuse``."""
+    """The whole request is here: decide, then call ``answer`` or ``refuse``.
+
+    ``body`` is None where Envoy's mode shows a body too late or not at all.
+    """
 
     headers: Mapping[str, str]
-    body: bytes
-    has_body: bool
+    body: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class _State(Enum):
     BODY = auto()
     DECIDING = auto()
     ANSWERED = auto()
+    ENVOY_ANSWERED = auto()
     REFUSED = auto()
 
 
@@ -100,8 +105,12 @@ class RequestStream:
             return self._on_body(message)
         if kind == "request_trailers":
             return self._on_trailers()
-        if self._state is _State.ANSWERED:
-            if kind == "response_headers":
+        if kind == "response_headers" and self._state is _State.BODY:
+            # Envoy answered by itself: a body over its own buffer limit, say.
+            self._state = _State.ENVOY_ANSWERED
+            return Step(self.answer_response([]))
+        if self._state in (_State.ANSWERED, _State.ENVOY_ANSWERED):
+            if kind == "response_headers" and self._state is _State.ANSWERED:
                 return Step(event=_response_started(message))
             if kind == "response_body":
                 return Step([replies.response_body_answer()])
@@ -114,6 +123,10 @@ class RequestStream:
         self._state = _State.ANSWERED
         destination = ",".join(decision.endpoints)
         headers = [(replies.LEASE, decision.id)]
+        request_id = self._headers.get("x-request-id", "")
+        if len(request_id) > _MAX_REQUEST_ID_CHARS:
+            # Engines refuse header fields of some 8 KB; the id is only a label.
+            headers.append(("x-request-id", request_id[:_MAX_REQUEST_ID_CHARS]))
         if self._mode in _BUFFERED and self._has_body:
             return [replies.buffered_body_answer(headers, destination)]
         answers = [replies.headers_answer(headers, destination)]
@@ -173,7 +186,8 @@ class RequestStream:
         if len(self._pieces) > 1:
             self._pieces = [b"".join(self._pieces)]
         body = self._pieces[0] if self._pieces else b""
-        return Step(event=Arrived(self._headers, body, self._has_body))
+        shown = not self._has_body or self._mode not in _BODILESS
+        return Step(event=Arrived(self._headers, body if shown else None))
 
 
 def _wanted(message: ProcessingRequest) -> dict[str, str]:

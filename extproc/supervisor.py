@@ -178,9 +178,7 @@ class Supervisor:
         first = (start, stop, self._failure)
         limit = self._times.start_s
         try:
-            done, _ = await asyncio.wait(
-                first, timeout=limit, return_when=asyncio.FIRST_COMPLETED
-            )
+            done, _ = await asyncio.wait(first, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _cancelled(start, stop)
         if self._failure in done:
@@ -198,7 +196,7 @@ class Supervisor:
                 await asyncio.gather(*(self._pass(check, session) for check in stage.checks))
 
     async def _pass(self, check: Check, session: aiohttp.ClientSession) -> None:
-        while not await _passes(check, session):
+        while not await _passes(check, session):  # noqa: ASYNC110 - another process makes it so
             await asyncio.sleep(CHECK_INTERVAL_S)
         self._unchecked.discard(check.name)
 

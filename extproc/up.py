@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import shlex
+import json
 import socket
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 import aiohttp
 import yaml
@@ -24,7 +24,7 @@ from rich.text import Text
 
 from extproc.envoy_config import BodyMode, EnvoySettings, envoy_binary, write
 from extproc.errors import KvgateError
-from extproc.policy import Policy, PoolPolicy, load_policy
+from extproc.policy import Policy, load_policy
 from extproc.supervisor import Check, Program, Stage, StartFailed, Supervisor, Times
 from workers.simulator.model import make_model_dir
 
@@ -33,6 +33,8 @@ SETTINGS_ERROR = 2
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
 NAME_WIDTH = 10
 DRAIN_POLL_S = 0.1
+# A base id of its own lets several Envoys share a machine.
+ENVOY_OPTIONS = ("--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning")
 
 
 class UpError(KvgateError):
@@ -62,7 +64,7 @@ class UpSettings:
     body_mode: BodyMode = "full_duplex"
     policy: Path | None = None
     """None: one pool with the simulated model, written to the state directory."""
-    times: Times = Times()
+    times: Times = field(default_factory=Times)
 
 
 @dataclass(frozen=True)
@@ -84,16 +86,20 @@ def up(settings: UpSettings) -> int:
     try:
         check_ports(wanted_ports(settings))
         stages = _prepare(settings, err)
-    except KvgateError as error:
-        err.print(f"kvgate up: {error}", style="red", markup=False, soft_wrap=True)
+    except (KvgateError, OSError) as error:
+        _complain(err, error)
         return SETTINGS_ERROR
     try:
         asyncio.run(_run(settings, stages, out, err))
     except StartFailed as error:
-        err.print(f"kvgate up: {error}", style="red", markup=False, soft_wrap=True)
+        _complain(err, error)
         return 1
     out.print("kvgate stopped")
     return 0
+
+
+def _complain(console: Console, error: Exception) -> None:
+    console.print(f"kvgate up: {error}", style="red", markup=False, soft_wrap=True)
 
 
 async def _run(settings: UpSettings, stages: list[Stage], out: Console, err: Console) -> None:
@@ -114,16 +120,56 @@ class _Log:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._console = console
-        self._stack = contextlib.ExitStack()
-        self._files: dict[str, tuple[str, object]] = {}
+        self._files: dict[str, TextIO] = {}
 
     def line(self, name: str, text: str) -> None:
         """Show and keep one line."""
-        raise NotImplementedError
+        if name not in self._files:
+            self._files[name] = (self._folder / f"{name}.log").open("w", encoding="utf-8")
+        self._files[name].write(f"{text}\n")
+        self._files[name].flush()
+        colour = COLOURS[list(self._files).index(name) % len(COLOURS)]
+        shown = Text.assemble((name.ljust(NAME_WIDTH), colour), " ", Text.from_ansi(text))
+        self._console.print(shown, soft_wrap=True)
 
     def close(self) -> None:
         """Close the files."""
-        self._stack.close()
+        for file in self._files.values():
+            file.close()
+
+
+def _welcome(settings: UpSettings) -> str:
+    """What to do now; the first line is for scripts too."""
+    url = f"http://{HOST}:{settings.envoy_port}"
+    return "\n".join(
+        (
+            f"kvgate is ready: {url}",
+            "",
+            "A chat with a long system prompt; the x-kvgate-* headers say where it went and why:",
+            f"  {_curl(url, settings.model, 'What is in the list?')}",
+            "Another question to the same prompt goes to the worker that has it cached:",
+            f"  {_curl(url, settings.model, 'And what is not?')}",
+            "What the scheduler counts:",
+            f"  curl -s http://{HOST}:{settings.admin_port}/metrics | grep ^kvgate_",
+            "",
+            "Ctrl-C stops everything.",
+        )
+    )
+
+
+def _curl(url: str, model: str, question: str) -> str:
+    prompt = "You answer from this list. $(seq -s , 1000)"
+    body = {
+        "model": model,
+        "max_tokens": 16,
+        "messages": [
+            {"role": "system", "content": prompt},
+            {"role": "user", "content": question},
+        ],
+    }
+    quoted = json.dumps(body).replace('"', '\\"')
+    json_type = "-H 'content-type: application/json'"
+    return f'curl -si {url}/v1/chat/completions {json_type} -d "{quoted}"'
 
 
 # Before anything starts
@@ -158,8 +204,9 @@ def check_ports(ports: list[Port]) -> None:
     for port in ports:
         problem = _problem(port, owners)
         if problem:
-            raise UpError(f"port {port.number} {problem}; {port.owner} wants it, "
-                          f"{port.flag} moves it")
+            raise UpError(
+                f"port {port.number} {problem}; {port.owner} wants it, {port.flag} moves it"
+            )
         owners[port.number] = port.owner
 
 
@@ -179,19 +226,154 @@ def _problem(port: Port, owners: dict[int, str]) -> str:
 
 
 def _prepare(settings: UpSettings, console: Console) -> list[Stage]:
-    """Model, policy and Envoy configuration on disk; what to start with them."""
+    """Put model, policy and Envoy configuration on disk; what to start with them."""
     if settings.workers < 1:
-        raise UpError("--workers must be at least 1")
-    envoy_binary()
+        raise UpError(f"--workers {settings.workers} is not a positive number")
+    envoy = envoy_binary()
     state = settings.state_dir.resolve()
-    policy_path = settings.policy or state / "policy.yaml"
-    if settings.policy is None:
-        _write_policy(policy_path, settings.model)
+    own_model = state / "model"
+    policy_path = settings.policy or _write_policy(state, settings.model)
     policy = load_policy(policy_path)
-    model_dir = _pool(policy, settings.model, policy_path).tokenizer or state / "model"
-    if not model_dir.exists():
-        with console.status("making the simulated model's tokenizer (a few seconds, once)"):
-            make_model_dir(model_dir)
-    envoy_yaml = state / "envoy.yaml"
-    write(_envoy_settings(settings, policy), envoy_yaml)
-    return _stages(settings, policy_path, model_dir, envoy_yaml)
+    model_dir = _tokenizer_of(policy, settings.model) or own_model
+    if model_dir == own_model:
+        with console.status("Making the simulated model's tokenizer (a few seconds, once)"):
+            make_model_dir(own_model)
+    config = state / "envoy.yaml"
+    write(_envoy_settings(settings, policy), config)
+    return _stages(settings, policy_path, model_dir, (str(envoy), "-c", str(config)))
+
+
+def _write_policy(state: Path, model: str) -> Path:
+    """One pool with the simulated model; everything else as kvgate's defaults have it."""
+    pool = {"model": model, "tokenizer": "model", "block_size_tokens": 16, "adapters": []}
+    state.mkdir(parents=True, exist_ok=True)
+    path = state / "policy.yaml"
+    path.write_text(
+        "# Made by `kvgate up` at each start; pass a file of your own by --policy.\n"
+        + yaml.safe_dump({"pools": [pool]}, sort_keys=False),
+        encoding="utf-8",
+    )
+    return path
+
+
+def _tokenizer_of(policy: Policy, model: str) -> Path | None:
+    """The tokenizer directory of the model's pool, so that both sides see the same tokens."""
+    for pool in policy.pools:
+        if model in pool.names:
+            path = pool.tokenizer
+            return path.parent if path is not None and path.is_file() else path
+    served = ", ".join(name for pool in policy.pools for name in pool.names)
+    raise UpError(f"the policy has no model {model!r} (it has {served}); --model picks one")
+
+
+def _envoy_settings(settings: UpSettings, policy: Policy) -> EnvoySettings:
+    held_s = max(pool.admission.max_queue_time_s for pool in policy.pools)
+    ports = range(settings.worker_port, settings.worker_port + settings.workers)
+    return EnvoySettings(
+        workers=tuple(f"{HOST}:{port}" for port in ports),
+        listen_port=settings.envoy_port,
+        admin_port=settings.envoy_admin_port,
+        processor_port=settings.extproc_port,
+        body_mode=settings.body_mode,
+        max_body_bytes=policy.requests.max_body_bytes,
+        queue_time_s=held_s,
+        stream_idle_timeout_s=max(EnvoySettings.stream_idle_timeout_s, held_s + 60),
+    )
+
+
+# What to start
+
+
+def _stages(
+    settings: UpSettings, policy: Path, model_dir: Path, envoy: tuple[str, ...]
+) -> list[Stage]:
+    """Workers and scheduler, then agents, then Envoy; they stop the other way round."""
+    numbers = range(settings.workers)
+    url = f"http://{HOST}:{settings.envoy_port}"
+    return [
+        Stage(
+            programs=(
+                _scheduler(settings, policy),
+                *(_worker(settings, number, model_dir) for number in numbers),
+            ),
+            checks=(
+                Check("the scheduler's agent port", f"tcp://{HOST}:{settings.control_port}"),
+                *(
+                    Check(f"worker-{number + 1}", f"{_engine(settings, number)}/health")
+                    for number in numbers
+                ),
+            ),
+        ),
+        Stage(
+            programs=tuple(_agent(settings, number) for number in numbers),
+            checks=(Check("the scheduler", f"http://{HOST}:{settings.admin_port}/readyz"),),
+        ),
+        Stage(
+            programs=(Program("envoy", (*envoy, *ENVOY_OPTIONS)),),
+            checks=(Check("a request through Envoy", f"{url}/v1/models"),),
+            drain=lambda: _drain_envoy(settings.envoy_admin_port),
+        ),
+    ]
+
+
+def _scheduler(settings: UpSettings, policy: Path) -> Program:
+    return _python(
+        "scheduler",
+        "extproc.cli",
+        "serve",
+        "--policy", policy,
+        "--extproc-port", settings.extproc_port,
+        "--control-port", settings.control_port,
+        "--admin-port", settings.admin_port,
+        "--access-log",
+    )  # fmt: skip
+
+
+def _worker(settings: UpSettings, number: int, model_dir: Path) -> Program:
+    return _python(
+        f"worker-{number + 1}",
+        "workers.simulator",
+        "--model-dir", model_dir,
+        "--model-name", settings.model,
+        "--host", HOST,
+        "--port", settings.worker_port + number,
+        "--kv-events-port", settings.kv_events_port + number,
+        "--kv-replay-port", settings.kv_replay_port + number,
+        "--max-num-seqs", settings.max_running,
+        "--speedup", settings.speedup,
+        "--seed", number,
+    )  # fmt: skip
+
+
+def _agent(settings: UpSettings, number: int) -> Program:
+    return _python(
+        f"agent-{number + 1}",
+        "workers.agent",
+        "--engine", _engine(settings, number),
+        "--kv-events", f"tcp://{HOST}:{settings.kv_events_port + number}",
+        "--kv-replay", f"tcp://{HOST}:{settings.kv_replay_port + number}",
+        "--scheduler", f"{HOST}:{settings.control_port}",
+        "--max-running", settings.max_running,
+    )  # fmt: skip
+
+
+def _python(name: str, module: str, *arguments: object) -> Program:
+    return Program(name, (sys.executable, "-m", module, *map(str, arguments)))
+
+
+def _engine(settings: UpSettings, number: int) -> str:
+    return f"http://{HOST}:{settings.worker_port + number}"
+
+
+async def _drain_envoy(admin_port: int) -> None:
+    """Close Envoy's listener and wait until no request is in flight."""
+    base = f"http://{HOST}:{admin_port}"
+    active = f"{base}/stats?filter=^http.llm.downstream_rq_active$"
+    with contextlib.suppress(aiohttp.ClientError):
+        async with aiohttp.ClientSession() as session:
+            await session.post(f"{base}/drain_listeners")
+            while True:
+                async with session.get(active) as answer:
+                    if (await answer.text()).endswith(": 0\n"):
+                        return
+                await asyncio.sleep(DRAIN_POLL_S)

@@ -64,7 +64,7 @@ class Agent:
                 self._engine,
                 self._cache,
                 hello=self._hello,
-                on_new_ledger=self._on_new_ledger,
+                on_settled=self._on_settled,
                 clock=clock,
                 rng=rng or random.Random(),
             )
@@ -166,9 +166,12 @@ class Agent:
 
     # The engine's KV events.
 
-    def _on_new_ledger(self) -> None:
+    def _on_settled(self, is_new: bool) -> None:
+        """A scheduler told its terms; ``is_new`` if no ledger has been kept by them."""
+        # The report interval may be another.
+        self._look_now.set()
         self._has_ledger.set()
-        if self._source is None:
+        if not is_new or self._source is None:
             return
         if self._source.can_replay:
             self._source.rewind()

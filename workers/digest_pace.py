@@ -40,6 +40,7 @@ class DigestPace:
         self._overflow = False
         self._epoch: int | None = None
         self._resync = False
+        self._resyncs = 0
         self._told_keys = 0
         self._removed = 0
         self._snapshot_at_s = -math.inf
@@ -52,6 +53,7 @@ class DigestPace:
 
     def resync(self) -> None:
         """The scheduler asks for a snapshot."""
+        self._resyncs += not self._resync
         self._resync = True
 
     def note(self, changes: Changes) -> None:
@@ -92,8 +94,10 @@ class DigestPace:
         if self._is_new_epoch():
             return terms.delta_interval_s
         if self._resync:
-            # Bounds what a scheduler that refuses every snapshot can make the agent do.
-            return terms.report_interval_s
+            # Backs off from a scheduler that refuses every snapshot, as one whose pool has
+            # another block size than the engine does.
+            backoff_s = terms.report_interval_s * 2.0 ** min(self._resyncs - 1, 16)
+            return min(backoff_s, terms.snapshot_interval_s)
         stale = self._removed > max(MIN_STALE_KEYS, STALE_SHARE * len(self._ledger))
         if stale or self._overflow:
             churn_gap_s = CHURN_GAP_INTERVALS * terms.delta_interval_s
@@ -111,6 +115,7 @@ class DigestPace:
 
     def _delta(self, now_s: float) -> agent_pb2.DigestDelta:
         self._delta_at_s = now_s
+        self._resyncs = 0
         self._told_keys += len(self._pending)
         added_keys = np.array(self._pending, dtype="<u8").tobytes()
         self._pending.clear()

@@ -70,7 +70,7 @@ class SchedulerLink:
         cache: WorkerCache,
         *,
         hello: Callable[[], agent_pb2.Hello | None],
-        on_new_ledger: Callable[[], None],
+        on_settled: Callable[[bool], None],
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
@@ -80,7 +80,7 @@ class SchedulerLink:
         self._engine = engine
         self._cache = cache
         self._hello = hello
-        self._on_new_ledger = on_new_ledger
+        self._on_settled = on_settled
         self._clock = clock
         self._backoff = Backoff(rng)
         self._wake = asyncio.Event()
@@ -108,6 +108,7 @@ class SchedulerLink:
     async def _session(self, hello: agent_pb2.Hello) -> bool:
         """One stream from Hello to its end; True if this side ended it."""
         book = ReportBook(self._engine)
+        began_s = self._clock()
         async with grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS) as channel:
             call = channel.stream_stream(
                 METHOD,
@@ -124,6 +125,9 @@ class SchedulerLink:
                 if writer.done() and writer.exception() is None:
                     await self._close(call)
                     return True
+                # A scheduler that takes agents in and drops them at once is not a success.
+                if self._connected and self._clock() - began_s > MAX_BACKOFF_S:
+                    self._backoff.reset()
                 await self._log_lost(call, tasks)
                 return False
             finally:
@@ -165,9 +169,7 @@ class SchedulerLink:
             log.info("scheduler %s connected: pool %r", self._target, terms.pool)
         self.terms = terms
         self._connected = True
-        self._backoff.reset()
-        if is_new:
-            self._on_new_ledger()
+        self._on_settled(is_new)
 
     async def _close(self, call: Any) -> None:
         try:

@@ -33,4 +33,6 @@ def readable_json(
         plain = decoder.decompress(body, max_decoded_bytes)
     except zlib.error:
         return None
-    return plain.removeprefix(_UTF8_BOM) if decoder.eof else None
+    # Anything behind the end (a second gzip member) is read by the engine but not here.
+    whole = decoder.eof and not decoder.unused_data
+    return plain.removeprefix(_UTF8_BOM) if whole else None

@@ -31,16 +31,20 @@ _READERS: dict[str, Callable[[bytes], RequestProfile]] = {
 }
 
 
-def read_request(headers: Mapping[str, str], body: bytes, policy: RequestPolicy) -> RequestProfile:
+def read_request(
+    headers: Mapping[str, str], body: bytes | None, policy: RequestPolicy
+) -> RequestProfile:
     """Profile of a request.
 
     Args:
         headers: lower-case names, pseudo headers (``:path``, ``:method``) included.
-        body: the whole body, empty if there is none.
+        body: the whole body, empty if there is none, None if Envoy does not show it.
 
     Raises:
         InvalidJson, InvalidRequest, MissingModel: the caller must change the request.
     """
+    if body is None:
+        return RequestProfile(Endpoint.PASS)
     path = headers.get(":path", "/").partition("?")[0]
     read = _READERS.get(path) if headers.get(":method", "POST") == "POST" else None
     if read is None and not body:

@@ -91,6 +91,12 @@ class Metrics:
             ("model",),
             registry=self.registry,
         )
+        self.loop_lag_s = Histogram(
+            "kvgate_event_loop_lag_seconds",
+            "How late the event loop came back to a timer: what every stream waits for.",
+            buckets=_FAST_S,
+            registry=self.registry,
+        )
         self.protocol_errors = Counter(
             "kvgate_protocol_errors",
             "Streams ended because a message came that does not belong there.",

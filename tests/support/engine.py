@@ -38,7 +38,7 @@ vllm:cache_config_info{{block_size="4",engine="0",num_gpu_blocks="300"}} 1.0
 async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
     """Wait for a condition to hold; a hang fails the test instead of blocking it."""
     async with asyncio.timeout(timeout_s):
-        while not (value := condition()):
+        while not (value := condition()):  # noqa: ASYNC110 - conditions are of many kinds
             await asyncio.sleep(0.005)
     return value
 
@@ -62,9 +62,9 @@ class FakeEngine:
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, shutdown_timeout=0.1)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()
         self.port = self.port or self._runner.addresses[0][1]
 
@@ -85,7 +85,7 @@ class FakePublisher:
     """An engine's KV events: a PUB socket and a ROUTER that replays the last batches."""
 
     def __init__(self, keep: int = 10_000) -> None:
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.asyncio.Context | None = None
         self._keep = keep
         self.ports = [0, 0]
         self.replays = 0
@@ -102,6 +102,7 @@ class FakePublisher:
     async def start(self) -> None:
         self._seq = 0
         self.events_at.clear()
+        self._context = self._context or zmq.asyncio.Context()
         self._pub = self._context.socket(zmq.XPUB)
         self._router = self._context.socket(zmq.ROUTER)
         for index, socket in enumerate((self._pub, self._router)):
@@ -115,7 +116,8 @@ class FakePublisher:
         self._router.close(linger=0)
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        if self._context:
+            self._context.destroy(linger=0)
 
     async def subscribed(self) -> None:
         """Wait until a subscriber is connected."""
@@ -230,12 +232,10 @@ class FakeFleet:
 @contextlib.asynccontextmanager
 async def running(*fakes: Any) -> AsyncIterator[None]:
     """Start fakes, and stop them whatever happens."""
-    try:
+    async with contextlib.AsyncExitStack() as stack:
         for fake in fakes:
             await fake.start()
-        yield
-    finally:
-        for fake in reversed(fakes):
-            await fake.stop()
             if isinstance(fake, FakePublisher):
-                fake.close()
+                stack.callback(fake.close)
+            stack.push_async_callback(fake.stop)
+        yield

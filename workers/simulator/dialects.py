@@ -6,10 +6,11 @@ drives every dialect.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from workers.simulator.errors import ApiError
 from workers.simulator.generation import Piece, Usage
@@ -46,6 +47,10 @@ class Dialect(Protocol):
 
     opens: bool
     """Whether answers begin a text, as a chat's do, or continue the prompt."""
+    streams: bool
+    """Whether ``stream`` means anything."""
+    generates: bool
+    """Whether there is an answer; without, only the prompt is computed."""
 
     def prompts(self, prompter: Prompter, body: Json) -> list[list[int]]:
         """Token ids of each prompt in the body."""
@@ -68,8 +73,8 @@ class Dialect(Protocol):
 
 def sse(content: Mapping[str, Any], event: str | None = None) -> bytes:
     """One server-sent event."""
-    head = f"event: {event}\n" if event else ""
-    return f"{head}data: {json.dumps(content, separators=(',', ':'))}\n\n".encode()
+    head = b"event: %s\n" % event.encode() if event else b""
+    return b"%sdata: %s\n\n" % (head, msgspec.json.encode(content))
 
 
 def openai_usage(usage: Usage) -> Json:
@@ -83,6 +88,8 @@ def openai_usage(usage: Usage) -> Json:
 
 
 class _OpenAi:
+    streams = True
+    generates = True
     id_prefix: str
     object: str
     chunk_object: str

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from workers.simulator.blocks import BlockManager
+from workers.simulator.config import EngineConfig
 from workers.simulator.requests import (
     AllBlocksCleared,
     BlockRemoved,
@@ -23,36 +24,6 @@ from workers.simulator.requests import (
     Output,
     Phase,
 )
-from workers.simulator.timing import RTX_PRO_6000, StepTimes
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Sizes of one engine, named as vLLM's flags."""
-
-    block_size: int = 16
-    num_blocks: int = 4096
-    max_num_seqs: int = 32
-    max_num_batched_tokens: int = 2048
-    max_model_len: int = 32768
-    timing: StepTimes = RTX_PRO_6000
-    record_events: bool = True
-
-    def __post_init__(self) -> None:
-        for name in (
-            "block_size",
-            "num_blocks",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_model_len",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.block_size * self.num_blocks < self.max_model_len:
-            raise ValueError(
-                f"num_blocks {self.num_blocks} of block_size {self.block_size} cannot hold one "
-                f"request of max_model_len {self.max_model_len}"
-            )
 
 
 @dataclass(slots=True)
@@ -143,7 +114,7 @@ class Engine:
         budget, preempted = self._serve_running(scheduled, budget)
         if not preempted:
             budget = self._admit_waiting(scheduled, budget, now)
-        decoding = sum(request.decoding for request, _ in scheduled)
+        decoding = sum(tokens == 1 and request.generated > 0 for request, tokens in scheduled)
         tokens = self.config.max_num_batched_tokens - budget
         self.stats.steps += 1
         self.stats.step_tokens += tokens
@@ -170,13 +141,19 @@ class Engine:
     ) -> tuple[int, bool]:
         preempted = False
         position = 0
+        size = self.config.block_size
         while position < len(self.running) and budget:
             request = self.running[position]
-            tokens = min(request.prompt_tokens + request.generated - request.computed, budget)
-            while not self._extend(request, request.computed + tokens):
-                preempted = True
-                if self._preempt_last() is request:
-                    return budget, preempted
+            tokens = request.prompt_tokens + request.generated - request.computed
+            if tokens > budget:
+                tokens = budget
+            target = request.computed + tokens
+            # Most decode steps neither need a block nor fill one: skip the call.
+            if target > len(request.blocks) * size or target // size > request.stored_blocks:
+                while not self._extend(request, target):
+                    preempted = True
+                    if self._preempt_last() is request:
+                        return budget, preempted
             scheduled.append((request, tokens))
             budget -= tokens
             position += 1

@@ -7,10 +7,11 @@ out of the engine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from aiohttp import web
 
@@ -31,6 +32,7 @@ THREAD_BODY_BYTES = 32_768
 
 REQUEST_ID_HEADER = "X-Request-Id"
 SESSION_ID_HEADER = "X-Session-ID"
+_REQUEST_ID = web.RequestKey("request_id", str)
 
 
 class GenerationHandler:
@@ -58,44 +60,17 @@ class GenerationHandler:
         Raises:
             ApiError: it was refused, or failed before anything was sent.
         """
-        self.in_flight += 1
-        try:
-            self._faults.check()
-            raw = await request.read()
-            body = decode_body(raw)
+        with self._counted():
+            body, size = await self._body(request)
             options = read_options(body)
             model = self.known_model(options.model)
-            prompts = await self.tokenise(len(raw), lambda: dialect.prompts(self._prompter, body))
-            origin = self._origin(request, model, options)
-            generation = self._generation(prompts, options, origin, dialect.opens)
+            prompts = await self.tokenise(size, lambda: dialect.prompts(self._prompter, body))
+            generation = self._generation(request, dialect, model, options, prompts)
             reply = _reply(request, model, options, prompts, generation)
-            return await self._run(request, dialect, generation, reply)
-        finally:
-            self.in_flight -= 1
-
-    async def embed(self, request: web.Request) -> web.Response:
-        """Compute the inputs' prompts; the vectors mean nothing.
-
-        Raises:
-            ApiError: it was refused.
-        """
-        self.in_flight += 1
-        try:
-            self._faults.check()
-            raw = await request.read()
-            body = decode_body(raw)
-            options = read_options(body)
-            model = self.known_model(options.model)
-            prompts = await self.tokenise(
-                len(raw), lambda: self._prompter.completions(body.get("input"), "input")
-            )
-            origin = self._origin(request, model, options)
-            sequences = [self._sequence(ids, 0, 0, origin, False) for ids in prompts]
-            generation = Generation(sequences)
-            await self._finish(generation)
-            return web.json_response(_embeddings(model, prompts))
-        finally:
-            self.in_flight -= 1
+            if options.stream and dialect.streams:
+                return await self._stream(request, dialect, generation, reply)
+            await self._finish(generation, reply)
+            return web.json_response(dialect.whole(reply))
 
     async def tokenise(
         self, body_bytes: int, prompts: Callable[[], list[list[int]]]
@@ -117,25 +92,28 @@ class GenerationHandler:
             raise unknown_model(model)
         return model
 
-    async def _run(
-        self, request: web.Request, dialect: Dialect, generation: Generation, reply: Reply
-    ) -> web.StreamResponse:
-        if reply.options.stream:
-            return await self._stream(request, dialect, generation, reply)
-        await self._finish(generation, reply)
-        return web.json_response(dialect.whole(reply))
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
 
-    async def _finish(self, generation: Generation, reply: Reply | None = None) -> None:
+    async def _body(self, request: web.Request) -> tuple[Json, int]:
+        self._faults.check()
+        raw = await request.read()
+        return decode_body(raw), len(raw)
+
+    async def _finish(self, generation: Generation, reply: Reply) -> None:
         try:
             self._loop.submit(generation)
             async for pieces in generation.pieces():
                 for piece in pieces:
-                    if reply is not None:
-                        reply.add(piece)
+                    reply.add(piece)
         finally:
             self._loop.cancel(generation)
-        if reply is not None:
-            reply.usage = generation.usage
+        reply.usage = generation.usage
 
     async def _stream(
         self, request: web.Request, dialect: Dialect, generation: Generation, reply: Reply
@@ -169,26 +147,27 @@ class GenerationHandler:
         await response.write_eof()
         return response
 
-    def _origin(self, request: web.Request, model: str, options: Options) -> Origin:
+    def _generation(
+        self,
+        request: web.Request,
+        dialect: Dialect,
+        model: str,
+        options: Options,
+        prompts: list[list[int]],
+    ) -> Generation:
         adapter_id = self._settings.adapter_id(model)
-        return Origin(
+        origin = Origin(
             adapter=None if adapter_id is None else model,
             adapter_id=adapter_id,
             cache_salt=options.cache_salt,
             session_id=request.headers.get(SESSION_ID_HEADER),
         )
-
-    def _generation(
-        self, prompts: list[list[int]], options: Options, origin: Origin, opens: bool
-    ) -> Generation:
-        limit = self._settings.max_model_len
-        sequences = []
-        for ids in prompts:
-            tokens = min(options.max_tokens, limit - len(ids))
-            sequences += [
-                self._sequence(ids, max(tokens, 1), choice, origin, opens)
-                for choice in range(options.choices)
-            ]
+        tokens = options.max_tokens if dialect.generates else 0
+        sequences = [
+            self._sequence(ids, tokens, choice, origin, dialect.opens)
+            for ids in prompts
+            for choice in range(options.choices)
+        ]
         return Generation(sequences, options.choices)
 
     def _sequence(
@@ -204,6 +183,7 @@ class GenerationHandler:
                 f"has {len(ids)} input tokens. Please reduce the length of the input messages.",
                 "input_tokens",
             )
+        tokens = min(tokens, limit - len(ids))
         prompt = pack_ids(ids)
         answer = self._speaker.answer(prompt, tokens, choice, opens)
         chain = TokenChain(
@@ -219,7 +199,7 @@ class GenerationHandler:
 def request_id(request: web.Request) -> str:
     """The client's request id, or one made up; the same whenever asked."""
     given = request.headers.get(REQUEST_ID_HEADER)
-    made: str = request.setdefault("request_id", given or uuid.uuid4().hex)
+    made: str = request.setdefault(_REQUEST_ID, given or uuid.uuid4().hex)
     return made
 
 
@@ -242,17 +222,3 @@ def _reply(
         texts=[""] * count,
         finish_reasons=[""] * count,
     )
-
-
-def _embeddings(model: str, prompts: list[list[int]]) -> Json:
-    tokens = sum(map(len, prompts))
-    data = [
-        {"index": index, "object": "embedding", "embedding": _vector(ids)}
-        for index, ids in enumerate(prompts)
-    ]
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
-    return {"object": "list", "data": data, "model": model, "usage": usage}
-
-
-def _vector(ids: list[int]) -> list[float]:
-    return [((sum(ids) * (k + 1) * 2654435761) % 2001 - 1000) / 1000 for k in range(8)]

@@ -16,6 +16,8 @@ class ResponsesDialect:
     """``/v1/responses``."""
 
     opens = True
+    streams = True
+    generates = True
 
     def prompts(self, prompter: Prompter, body: Json) -> list[list[int]]:
         """Token ids of the body as a chat."""
@@ -95,6 +97,8 @@ class MessagesDialect:
     """``/v1/messages``."""
 
     opens = True
+    streams = True
+    generates = True
 
     def prompts(self, prompter: Prompter, body: Json) -> list[list[int]]:
         """Token ids of the body as a chat."""

@@ -36,17 +36,22 @@ class Prompter:
         """Ids of a chat body's messages, through the template."""
         messages = body.get("messages")
         if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
-            raise ApiError(400, "messages must be a list of objects with a role", "messages")
+            raise ApiError(
+                400, "messages must be a list of objects with a role and sound parts", "messages"
+            )
         if self._template is None:
             raise ApiError(400, "this model has no chat template")
+        extra = body.get("chat_template_kwargs")
+        if not isinstance(extra, dict | None):
+            raise ApiError(400, "chat_template_kwargs must be an object", "chat_template_kwargs")
         try:
             rendered = self._template.render(
                 normalise_messages(messages, self._template.content_format),
-                tools=body.get("tools"),
+                tools=_objects(body, "tools") or None,
                 documents=body.get("documents"),
                 add_generation_prompt=body.get("add_generation_prompt", True),
                 continue_final_message=body.get("continue_final_message", False),
-                extra=body.get("chat_template_kwargs"),
+                extra=extra,
             )
         except TemplateFailure as failure:
             raise ApiError(400, str(failure)) from None
@@ -81,7 +86,7 @@ def responses_to_chat(body: Json) -> Json:
         raise ApiError(400, "input must be a string or a list of items", "input")
     instructions = body.get("instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
-    tools = [_nested_tool(t) for t in body.get("tools") or () if t.get("type") == "function"]
+    tools = [_nested_tool(t) for t in _objects(body, "tools") if t.get("type") == "function"]
     return {"messages": system + [_item_to_message(item) for item in items], "tools": tools or None}
 
 
@@ -89,7 +94,9 @@ def anthropic_to_chat(body: Json) -> Json:
     """Chat body of an Anthropic Messages body."""
     given = body.get("messages")
     if not isinstance(given, list) or not all(_is_message(m) for m in given):
-        raise ApiError(400, "messages must be a list of objects with a role", "messages")
+        raise ApiError(
+            400, "messages must be a list of objects with a role and sound parts", "messages"
+        )
     system = _joined_text(body.get("system"), "")
     messages: list[Json] = [{"role": "system", "content": system}] if system else []
     for message in given:
@@ -103,7 +110,7 @@ def anthropic_to_chat(body: Json) -> Json:
                 "parameters": tool.get("input_schema"),
             },
         }
-        for tool in body.get("tools") or ()
+        for tool in _objects(body, "tools")
     ]
     return {"messages": messages, "tools": tools or None}
 
@@ -164,8 +171,32 @@ def _joined_text(content: Any, separator: str) -> str:
     return separator.join(str(p.get("text") or "") for p in parts if isinstance(p, dict))
 
 
+def _objects(body: Json, field: str) -> list[Json]:
+    value = body.get(field) or []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ApiError(400, f"{field} must be a list of objects", field)
+    return value
+
+
+def _messages(body: Json) -> list[Json]:
+    value = body.get("messages")
+    if not isinstance(value, list) or not all(_is_message(item) for item in value):
+        text = "messages must be a list of objects with a role and well-formed content"
+        raise ApiError(400, text, "messages")
+    return value
+
+
 def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("role"), str)
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    return not isinstance(content, list) or all(_is_part(part) for part in content)
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, str) or (
+        isinstance(part, dict) and isinstance(part.get("type", "text"), str)
+    )
 
 
 def _are_ids(items: list[Any]) -> bool:

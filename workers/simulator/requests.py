@@ -47,11 +47,6 @@ class EngineRequest:
         if len(self.chain) < self.prompt_tokens + self.answer_tokens:
             raise ValueError("the chain is shorter than prompt and answer")
 
-    @property
-    def decoding(self) -> bool:
-        """Whether only the newest token is left to compute."""
-        return self.generated > 0 and self.computed + 1 == self.prompt_tokens + self.generated
-
 
 @dataclass(frozen=True, slots=True)
 class Output:

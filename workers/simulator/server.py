@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Self
 from aiohttp import web
 
 from workers.simulator.dialects import ChatDialect, CompletionsDialect, Dialect
+from workers.simulator.embeddings import EmbeddingsDialect
 from workers.simulator.engine import Engine
 from workers.simulator.errors import ApiError
 from workers.simulator.faults import Faults
@@ -23,6 +25,8 @@ from workers.simulator.pages import Pages
 from workers.simulator.prompt import Prompter
 from workers.simulator.settings import SimulatorSettings
 from workers.simulator.speaker import Speaker
+
+log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
 CLOSE_TIMEOUT_S = 1.0
@@ -106,10 +110,10 @@ class Simulator:
             "/v1/completions": CompletionsDialect(),
             "/v1/responses": ResponsesDialect(),
             MESSAGES_PATH: MessagesDialect(),
+            "/v1/embeddings": EmbeddingsDialect(),
         }
         for path, dialect in dialects.items():
             app.router.add_post(path, _answering(handler, dialect))
-        app.router.add_post("/v1/embeddings", handler.embed)
         pages = Pages(
             self.settings,
             handler,
@@ -177,12 +181,20 @@ async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except ApiError as error:
-        anthropic = request.path == MESSAGES_PATH
-        body = error.anthropic_body() if anthropic else error.body()
-        return web.json_response(body, status=error.status)
+        return _refusal(request, error)
     except web.HTTPError as error:
         headers = {k: v for k, v in error.headers.items() if k == "Allow"}
         return web.json_response({"detail": error.reason}, status=error.status, headers=headers)
+    except Exception as error:
+        # Only the type: an exception's text or traceback could quote the prompt.
+        log.error("%s failed: %s", request.path, type(error).__name__)
+        return _refusal(request, ApiError(500, "internal error"))
+
+
+def _refusal(request: web.Request, error: ApiError) -> web.Response:
+    anthropic = request.path == MESSAGES_PATH
+    body = error.anthropic_body() if anthropic else error.body()
+    return web.json_response(body, status=error.status)
 
 
 async def _echo_request_id(request: web.Request, response: web.StreamResponse) -> None:

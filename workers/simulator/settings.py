@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from workers.simulator.engine import EngineConfig
+from workers.simulator.config import EngineConfig
 from workers.simulator.timing import RTX_PRO_6000, StepTimes
 
 

@@ -151,6 +151,29 @@ def test_a_resync_is_answered_by_a_snapshot_at_most_once_a_report_interval(rig: 
     assert rig.digests(11.5) == []
 
 
+def test_a_scheduler_that_refuses_every_snapshot_is_asked_less_and_less_often(rig: Rig) -> None:
+    rig.messages(0.0)
+    sent_at = []
+    for tenth in range(1, 400):
+        rig.book.resync()
+        if "snapshot" in rig.digests(tenth / 10):
+            sent_at.append(tenth / 10)
+    assert sent_at == [1.0, 3.0, 7.0, 15.0, 31.0]
+
+
+def test_a_delta_in_between_makes_resyncs_quick_again(rig: Rig) -> None:
+    rig.messages(0.0)
+    for second in (10.0, 20.0, 30.0):
+        rig.book.resync()
+        assert rig.digests(second) == ["snapshot"]
+        rig.store()
+        assert rig.digests(second + 0.5) == ["delta"]
+        rig.book.resync()
+        assert rig.digests(second + 1.0) == ["snapshot"]
+        rig.store()
+        assert rig.digests(second + 1.5) == ["delta"]
+
+
 def test_many_removals_make_a_snapshot_due(rig: Rig) -> None:
     hashes = rig.store(100)
     rig.messages(10.0)

@@ -82,9 +82,7 @@ class Client:
 
     async def _poll(self, reached: Callable[[dict[str, float]], bool]) -> None:
         async with asyncio.timeout(10):
-            for _ in iter(int, 1):
-                if reached(await self.metrics()):
-                    return
+            while not reached(await self.metrics()):  # HTTP has no event
                 await asyncio.sleep(0.005)
 
 

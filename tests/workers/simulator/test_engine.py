@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.simulator.chain import BASE, Origin, TokenChain
-from workers.simulator.engine import Engine, EngineConfig, StepResult
+from workers.simulator.config import EngineConfig
+from workers.simulator.engine import Engine, StepResult
 from workers.simulator.requests import BlockRemoved, BlocksStored, EngineRequest, Phase
 
 

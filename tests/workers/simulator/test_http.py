@@ -37,7 +37,7 @@ async def test_usage_comes_last_in_a_stream_that_asks_for_it(start: Start) -> No
 
 
 async def test_the_next_turn_hits_the_blocks_of_the_answer(start: Start) -> None:
-    worker = await start(block_size=16)
+    worker = await start(block_size=16, num_blocks=600)
     body = chat("hello", max_tokens=50)
     _status, first = await worker.post("/v1/chat/completions", body)
     answer = first["choices"][0]["message"]["content"]

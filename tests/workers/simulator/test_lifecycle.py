@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from workers.simulator.__main__ import parse
+from workers.simulator.prompt import Prompter
 from workers.simulator.server import serve
 from workers.simulator.settings import SimulatorSettings
 from workers.simulator.timing import PEERS_MOCK, StepTimes
@@ -65,6 +66,34 @@ async def test_a_client_that_leaves_is_gone_while_decoding(start: Start, stream:
     await worker.until(**IDLE)
 
 
+async def test_a_half_closed_connection_aborts_too(start: Start) -> None:
+    worker = await start(timing=SLOW)
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.simulator.port)
+    body = b'{"prompt": "x", "stream": true}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await worker.until(num_requests_running=1.0)
+    writer.write_eof()
+    await worker.until(**IDLE)
+    assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_bug_is_a_500_and_its_text_is_not_logged(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_prompter: Prompter, body: object) -> list[int]:
+        raise RuntimeError(f"cannot {body}")
+
+    worker = await start()
+    monkeypatch.setattr(Prompter, "chat", broken)
+    status, body = await worker.post("/v1/chat/completions", chat("canary"))
+    assert (status, body["error"]["code"]) == (500, 500)
+    assert "RuntimeError" in caplog.text
+    assert "canary" not in caplog.text + str(body)
+
+
 async def test_headers_wait_for_the_first_token_unless_told_otherwise(start: Start) -> None:
     for hold in (True, False):
         worker = await start(hold_headers=hold)
@@ -105,13 +134,15 @@ async def test_a_full_queue_refuses_with_503_and_no_retry_after(start: Start) ->
     worker = await start(timing=SLOW, max_queued=1)
     asked = ask(worker, stream=True)
     await worker.until(num_requests_running=1.0)
-    async with worker.http.post("/v1/completions", json={"prompt": "x"}) as response:
-        error = (await response.json())["error"]
-        assert response.status == 503
-        assert "Retry-After" not in response.headers
-    assert error["type"] == "Service Unavailable"
+    for stream in (False, True):
+        body = {"prompt": "x", "stream": stream}
+        async with worker.http.post("/v1/completions", json=body) as response:
+            error = (await response.json())["error"]
+            assert response.status == 503
+            assert "Retry-After" not in response.headers
+        assert error["type"] == "Service Unavailable"
     metrics = await worker.metrics()
-    assert metrics["vllm:admission_rejections_total{max_num_queued_reqs}"] == 1
+    assert metrics["vllm:admission_rejections_total{max_num_queued_reqs}"] == 2
     await leave(asked)
 
 

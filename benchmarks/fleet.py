@@ -1,0 +1,112 @@
+"""A scheduler with workers whose digests hold realistic content, built in process.
+
+Every worker reports itself ready and sends a snapshot, as its agent would. Digests hold
+random keys and, on some workers, the prefixes that a benchmark asks for.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.chats import MODEL
+from extproc.cache.digest import HASH_NAME, WIRE_VERSION, BlockDigest
+from extproc.cache.feed import Snapshot
+from extproc.fleet.worker import LoadReport
+from extproc.policy import Policy, PoolPolicy
+from extproc.scheduler import ModelLane, Scheduler
+from extproc.server import build_keyer
+from extproc.tokens.blocks import Keys
+from extproc.tokens.keyer import PromptKeyer
+
+DIGEST_KEYS = 30_000
+_DISTINCT_FILLS = 32
+"""Workers beyond this many repeat the random keys of earlier ones: making keys is slow."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A prefix that the first ``workers`` of a shuffled fleet have in their digests."""
+
+    keys: Keys
+    workers: int
+
+
+@dataclass
+class Fleet:
+    """A scheduler, its one pool and its keyer, at the time ``now`` (seconds)."""
+
+    policy: Policy
+    scheduler: Scheduler
+    lane: ModelLane
+    now: float = 1_000.0
+    addresses: list[str] = field(default_factory=list)
+
+
+def make_policy(model_dir: Path) -> Policy:
+    """Defaults throughout, with one pool."""
+    return Policy(pools=(PoolPolicy(model=MODEL, tokenizer=model_dir),))
+
+
+def make_fleet(
+    policy: Policy,
+    workers: int,
+    held: Sequence[Held],
+    rng: random.Random,
+    keyer: PromptKeyer | None = None,
+    digest_keys: int = DIGEST_KEYS,
+) -> Fleet:
+    """A pool of ready workers.
+
+    Args:
+        keyer: one whose caches are to be kept.
+        digest_keys: random keys in each digest, besides the held prefixes.
+    """
+    pool = policy.pools[0]
+    keyer = keyer or build_keyer(pool, policy)
+    scheduler = Scheduler(policy, {pool.model: keyer}, rng, 0.0)
+    fleet = Fleet(policy, scheduler, scheduler.lanes[pool.model])
+    random_keys = np.random.default_rng(rng.getrandbits(32))
+    size = (min(workers, _DISTINCT_FILLS), digest_keys)
+    fills = random_keys.integers(0, 2**64, size=size, dtype=np.uint64)
+    owners = [set(rng.sample(range(workers), min(each.workers, workers))) for each in held]
+    for number in range(workers):
+        prefixes = [h.keys for h, own in zip(held, owners, strict=True) if number in own]
+        keys = np.concatenate([fills[number % len(fills)], *prefixes])
+        _join(fleet, number, np.unique(keys))
+    return fleet
+
+
+def _join(fleet: Fleet, number: int, keys: Keys) -> None:
+    """One worker's hello, load and snapshot."""
+    scheduler, lane, now = fleet.scheduler, fleet.lane, fleet.now
+    address = f"10.0.{number >> 8}.{number & 255}:8000"
+    worker = scheduler.hello(lane, address, (MODEL,), 256, now)
+    assert worker is not None
+    fleet.addresses.append(address)
+    scheduler.report(lane, worker, LoadReport(ready=True), now)
+    scheduler.snapshot(lane, worker, _snapshot(lane, keys), now)
+
+
+def _snapshot(lane: ModelLane, keys: Keys) -> Snapshot:
+    pool = lane.pool.policy
+    digest = BlockDigest(pool.digest.capacity_blocks, pool.digest.error_rate)
+    digest.add_keys(keys)
+    return Snapshot(
+        version=WIRE_VERSION,
+        epoch=1,
+        sequence=1,
+        block_size_tokens=pool.block_size_tokens,
+        capacity=digest.shape.capacity,
+        error_rate=digest.shape.error_rate,
+        num_slices=digest.shape.num_slices,
+        bits_per_slice=digest.shape.bits_per_slice,
+        hash_name=HASH_NAME,
+        count=digest.count,
+        bits=digest.packed(),
+        checksum=digest.checksum(),
+    )

@@ -1,0 +1,306 @@
+"""What an external processor adds to a request, against Envoy alone, in one run.
+
+    python -m benchmarks.overhead
+
+Three arms take turns, round by round, with the same requests: Envoy alone, Envoy with a bare
+``grpc.aio`` processor, Envoy with ``kvgate serve``. Envoy and processor share one core, load
+and upstream the other. kvgate has static workers: it renders, tokenises, makes keys, looks
+them up and routes as always, and its index holds what it has routed itself (no digests).
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import yaml
+from rich.progress import Progress
+
+from benchmarks.chats import MODEL
+from benchmarks.http_load import Order, Result, Workload
+from benchmarks.machine import machine_facts
+from benchmarks.report import RESULTS, console, median, percentile, print_table, write_json
+from benchmarks.rig import HOST, Running, Usage, cores, free_ports, running
+from extproc.envoy_config import EnvoySettings, bootstrap, envoy_binary, to_yaml
+from workers.simulator.model import make_model_dir
+
+ALONE, BARE, KVGATE = "Envoy alone", "bare processor", "kvgate"
+ARMS = (ALONE, BARE, KVGATE)
+
+WORKLOADS = (
+    Workload("8 KB chats, 1 connection", "chat", connections=1, requests=800),
+    Workload("8 KB chats, 16 connections", "chat", connections=16, requests=3_200),
+    Workload("400 KB chats, 4 connections", "long", 4, requests=80, size_bytes=400_000),
+    Workload("small prompts, 500/s", "small", connections=64, requests=2_560, rate_per_s=500.0),
+)
+TARGETS_MS = {"chat": 0.25, "long": 6.0}
+"""CPU of kvgate above the bare processor, milliseconds a request (DESIGN.md, section 11)."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much is measured."""
+
+    seed: int = 1
+    rounds: int = 5
+    workers: int = 8
+    workloads: tuple[Workload, ...] = WORKLOADS
+    output: Path = RESULTS / "overhead.json"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way through Envoy: its port, and whose CPU counts."""
+
+    name: str
+    port: int
+    envoy: Running
+    processor: Running | None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One round of one arm: latency, CPU a request and context switches a request."""
+
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    requests_per_s: float
+    envoy_cpu_ms: float
+    processor_cpu_ms: float
+    processor_cores: float
+    envoy_switches: float
+    processor_switches: float
+    body_bytes: float
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Measure everything, print it, write the JSON and return what it holds."""
+    console.print(f"seed {settings.seed}, {settings.rounds} rounds, {settings.workers} workers")
+    core, load_core = cores()
+    if core is None:
+        console.print("one core only: nothing is pinned, load and proxy disturb each other")
+    with _rig(settings, core, load_core) as (arms, load):
+        measured = {each.name: _measure(each, arms, load, settings) for each in settings.workloads}
+    result = {
+        "machine": machine_facts(),
+        "seed": settings.seed,
+        "rounds": settings.rounds,
+        "workers": settings.workers,
+        "cores": {"envoy and processor": core, "load and upstream": load_core},
+        "workloads": [_result(each, measured[each.name]) for each in settings.workloads],
+    }
+    for workload in settings.workloads:
+        _print(workload, measured[workload.name])
+    write_json(settings.output, result)
+    return result
+
+
+# Processes
+
+
+@contextmanager
+def _rig(
+    settings: Settings, core: int | None, load_core: int | None
+) -> Iterator[tuple[list[Arm], Running]]:
+    """Every process of the benchmark, up and waiting."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvgate-bench-")))
+        ports = free_ports(settings.workers)
+        workers = tuple(f"{HOST}:{port}" for port in ports)
+        upstream = stack.enter_context(
+            running("upstream", _module("upstream", *map(str, ports)), folder, load_core)
+        )
+        for port in ports:
+            upstream.wait_for_port(port)
+        arms = [stack.enter_context(_arm(name, workers, folder, core)) for name in ARMS]
+        yield arms, stack.enter_context(running("load", _module("http_load"), folder, load_core))
+
+
+@contextmanager
+def _arm(name: str, workers: tuple[str, ...], folder: Path, core: int | None) -> Iterator[Arm]:
+    processor_port, listen_port, admin_port = free_ports(3)
+    envoy = EnvoySettings(
+        workers=workers,
+        listen_port=listen_port,
+        admin_port=admin_port,
+        processor_port=processor_port,
+    )
+    with ExitStack() as stack:
+        processor = None
+        command = _processor_command(name, processor_port, workers, folder)
+        if command is not None:
+            processor = stack.enter_context(running(name.split()[0], command, folder, core))
+            processor.wait_for_port(processor_port)
+        config = folder / f"envoy-{listen_port}.yaml"
+        config.write_text(_envoy_yaml(envoy, with_processor=processor is not None))
+        options = ("--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning")
+        command = (str(envoy_binary()), *options, "-c", str(config))
+        proxy = stack.enter_context(running(f"envoy-{listen_port}", command, folder, core))
+        proxy.wait_for_port(listen_port)
+        yield Arm(name, listen_port, proxy, processor)
+
+
+def _processor_command(
+    name: str, port: int, workers: tuple[str, ...], folder: Path
+) -> tuple[str, ...] | None:
+    if name == BARE:
+        return _module("bare_processor", str(port), workers[0])
+    if name != KVGATE:
+        return None
+    pool = {
+        "model": MODEL,
+        "tokenizer": str(make_model_dir(folder / "model")),
+        "workers": list(workers),
+    }
+    policy = folder / "policy.yaml"
+    policy.write_text(yaml.safe_dump({"pools": [pool]}))
+    control_port, admin_port = free_ports(2)
+    ports = {"extproc": port, "control": control_port, "admin": admin_port}
+    flags = [flag for kind, number in ports.items() for flag in (f"--{kind}-port", str(number))]
+    return (sys.executable, "-m", "extproc.cli", "serve", "--policy", str(policy), *flags)
+
+
+def _module(name: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", f"benchmarks.{name}", *arguments)
+
+
+def _envoy_yaml(settings: EnvoySettings, *, with_processor: bool) -> str:
+    """kvgate's own configuration of Envoy, or the same without the external processor."""
+    config = to_yaml(bootstrap(settings))
+    if with_processor:
+        return config
+    data = yaml.safe_load(config)
+    resources = data["static_resources"]
+    resources["clusters"] = [each for each in resources["clusters"] if each["name"] != "kvgate"]
+    network_filter = resources["listeners"][0]["filter_chains"][0]["filters"][0]
+    manager = network_filter["typed_config"]
+    manager["http_filters"] = manager["http_filters"][-1:]
+    return yaml.safe_dump(data)
+
+
+# Measuring
+
+Rounds = dict[str, list[Figures]]
+"""Figures of each arm, one a round."""
+
+
+def _measure(workload: Workload, arms: list[Arm], load: Running, settings: Settings) -> Rounds:
+    rounds: Rounds = {arm.name: [] for arm in arms}
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task(workload.name, total=settings.rounds * len(arms))
+        for number in range(settings.rounds):
+            # Every other round backwards, so that drift of the machine hits all alike.
+            for arm in arms if number % 2 == 0 else arms[::-1]:
+                order = Order(arm.port, workload, settings.seed, number, settings.rounds)
+                rounds[arm.name].append(_round(arm, load, order))
+                progress.advance(task)
+    return rounds
+
+
+def _round(arm: Arm, load: Running, order: Order) -> Figures:
+    ready = load.ask(msgspec.json.encode(order).decode())
+    if ready != "ready":
+        raise load.failure(f"is not ready: {ready}")
+    before = _usage(arm)
+    result = msgspec.json.decode(load.ask("go"), type=Result)
+    after = _usage(arm)
+    envoy, processor = (late - early for early, late in zip(before, after, strict=True))
+    return _figures(result, envoy, processor)
+
+
+def _usage(arm: Arm) -> tuple[Usage, Usage]:
+    return arm.envoy.usage(), arm.processor.usage() if arm.processor else Usage(0.0, 0)
+
+
+def _figures(result: Result, envoy: Usage, processor: Usage) -> Figures:
+    count = len(result.latencies_ms)
+    return Figures(
+        p50_ms=percentile(result.latencies_ms, 0.50),
+        p95_ms=percentile(result.latencies_ms, 0.95),
+        p99_ms=percentile(result.latencies_ms, 0.99),
+        requests_per_s=count / result.seconds,
+        envoy_cpu_ms=1_000 * envoy.cpu_s / count,
+        processor_cpu_ms=1_000 * processor.cpu_s / count,
+        processor_cores=processor.cpu_s / result.seconds,
+        envoy_switches=envoy.switches / count,
+        processor_switches=processor.switches / count,
+        body_bytes=float(result.body_bytes),
+    )
+
+
+# Reporting
+
+
+def _medians(rounds: list[Figures]) -> dict[str, float]:
+    each = [asdict(figures) for figures in rounds]
+    return {name: median(figures[name] for figures in each) for name in each[0]}
+
+
+def _above_bare_ms(rounds: Rounds) -> list[float]:
+    """CPU of kvgate minus that of the bare processor, milliseconds a request, round by round."""
+    pairs = zip(rounds[BARE], rounds[KVGATE], strict=True)
+    return [ours.processor_cpu_ms - bare.processor_cpu_ms for bare, ours in pairs]
+
+
+def _result(workload: Workload, rounds: Rounds) -> dict[str, Any]:
+    above = _above_bare_ms(rounds)
+    return {
+        "workload": msgspec.to_builtins(workload),
+        "medians": {name: _medians(figures) for name, figures in rounds.items()},
+        "rounds": {name: [asdict(each) for each in figures] for name, figures in rounds.items()},
+        "above_bare_cpu_ms": {"median": median(above), "low": min(above), "high": max(above)},
+        "target_above_bare_cpu_ms": TARGETS_MS.get(workload.kind),
+    }
+
+
+_COLUMNS = ("p50 ms", "p95 ms", "p99 ms", "req/s", "Envoy CPU ms", "processor CPU ms", "cores")
+
+
+def _print(workload: Workload, rounds: Rounds) -> None:
+    rows = []
+    for name, figures in rounds.items():
+        found = _medians(figures)
+        shown = (
+            "p50_ms",
+            "p95_ms",
+            "p99_ms",
+            "requests_per_s",
+            "envoy_cpu_ms",
+            "processor_cpu_ms",
+            "processor_cores",
+        )
+        rows.append((name, *(f"{found[field]:.2f}" for field in shown)))
+    size = _medians(rounds[KVGATE])["body_bytes"] / 1_000
+    print_table(f"{workload.name} ({size:.1f} KB a body)", ("", *_COLUMNS), rows)
+    above = _above_bare_ms(rounds)
+    target = TARGETS_MS.get(workload.kind)
+    goal = f", target {target:g}" if target is not None else ""
+    p50 = {name: _medians(figures)["p50_ms"] for name, figures in rounds.items()}
+    console.print(
+        f"kvgate above the bare processor: {median(above):.2f} ms CPU a request "
+        f"(rounds {min(above):.2f} to {max(above):.2f}{goal}), "
+        f"{p50[KVGATE] - p50[BARE]:.2f} ms p50; "
+        f"above Envoy alone {p50[KVGATE] - p50[ALONE]:.2f} ms p50\n"
+    )
+
+
+def main(
+    seed: Annotated[int, typer.Option(help="Of every text that is sent.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Of every arm; medians are shown.")] = 5,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Static workers.")] = 8,
+    output: Annotated[Path, typer.Option(help="JSON file.")] = RESULTS / "overhead.json",
+) -> None:
+    """Added latency and CPU a request of an external processor, bare and kvgate."""
+    run(Settings(seed=seed, rounds=rounds, workers=workers, output=output))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from extproc.errors import PolicyError
+from extproc.policy import load_policy, normal_address, parse_address, parse_policy
+
+BAD = Path(__file__).parent / "policies"
+
+# Where each bad policy is wrong, and the part of the message that helps.
+COMPLAINTS = {
+    "a_list": "(top level): Input should be a valid dictionary",
+    "adapter_is_its_own_model": "model name 'llama' is used twice",
+    "alias_is_another_model": "model name 'chat' is used twice",
+    "block_size_as_text": "pools.0.block_size_tokens: Input should be a valid integer",
+    "digest_capacity_absurd": "pools.0.digest.capacity_blocks: Input should be less than",
+    "digest_error_rate_too_high": "pools.0.digest.error_rate: Input should be less than",
+    "empty": "(top level): Input should be a valid dictionary",
+    "empty_adapter": "pools.0.adapters.0: String should have at least 1 character",
+    "empty_alias": "pools.0.aliases.0: String should have at least 1 character",
+    "empty_model_name": "pools.0.model: String should have at least 1 character",
+    "infinite_weight": "pools.0.routing.running_cost_tokens: Input should be a finite number",
+    "ipv4_in_brackets": "'[10.0.0.1]:8000' is not ip:port",
+    "ipv6_without_brackets": "'fd00::5:8000' is not ip:port",
+    "lost_before_stale": "reports: Value error, needs interval_s <= stale_after_s",
+    "misspelled_section": "pools.0.addmission: Extra inputs are not permitted",
+    "missing_pools": "pools: Field required",
+    "model_name_twice": "model name 'llama' is used twice",
+    "negative_queue": "pools.0.admission.max_queue: Input should be greater than or equal to 0",
+    "negative_weight": "pools.0.routing.uncached_weight: Input should be greater than or equal",
+    "no_endpoints": "pools.0.routing.endpoints: Input should be greater than or equal to 1",
+    "no_pools": "pools: Tuple should have at least 1 item",
+    "not_a_number_ttl": "pools.0.overlay.ttl_s: Input should be",
+    "not_utf8": "not YAML",
+    "not_yaml": "not YAML",
+    "python_object": "not YAML",
+    "unknown_field": "pools.0.colour: Extra inputs are not permitted (got 'red')",
+    "unknown_version": "version: Input should be less than or equal to 1 (got 2)",
+    "worker_by_name": "'gpu-1:8000' is not ip:port",
+    "worker_port_too_large": "'10.0.0.1:65536' is not ip:port",
+    "worker_port_zero": "'10.0.0.1:0' is not ip:port",
+    "worker_twice": "pools.0: Value error, worker '10.0.0.1:8000' is listed twice",
+    "worker_without_port": "'10.0.0.1' is not ip:port",
+    "zero_concurrency": "pools.0.admission.max_concurrency: Input should be greater than 0",
+}
+
+
+class TestBadPolicies:
+    """Each is refused with a message that names the file, the field and the value."""
+
+    def test_every_file_has_its_complaint(self) -> None:
+        assert {path.stem for path in BAD.glob("*.yaml")} == set(COMPLAINTS)
+
+    @pytest.mark.parametrize("fault", COMPLAINTS)
+    def test_it_is_refused_by_its_fault(self, fault: str) -> None:
+        path = BAD / f"{fault}.yaml"
+        with pytest.raises(PolicyError) as caught:
+            load_policy(path)
+        assert str(path) in str(caught.value)
+        assert COMPLAINTS[fault] in str(caught.value)
+
+    def test_every_wrong_field_gets_a_line(self) -> None:
+        pools = [{"model": ""}, {"model": "m"}]
+        data = {"pools": pools, "requests": {"max_prompts": 0, "max_body_bytes": "x"}}
+        with pytest.raises(PolicyError) as caught:
+            parse_policy(data, source="p.yaml")
+        fields = [line.split(": ")[1] for line in str(caught.value).splitlines()]
+        assert fields == ["pools.0.model", "requests.max_body_bytes", "requests.max_prompts"]
+
+    def test_an_unreadable_file_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(PolicyError, match="missing.yaml: No such file"):
+            load_policy(tmp_path / "missing.yaml")
+        with pytest.raises(PolicyError, match="Is a directory"):
+            load_policy(tmp_path)
+
+
+class TestGoodPolicies:
+    def test_a_model_alone_is_a_policy(self) -> None:
+        policy = parse_policy({"pools": [{"model": "llama"}]})
+        assert policy.pools[0].block_size_tokens == 16
+        assert policy.pools[0].tokenizer is None
+        assert policy.pools[0].admission.max_concurrency == 1_024
+
+    def test_a_pool_answers_to_model_aliases_and_adapters(self) -> None:
+        pool = {"model": "base", "aliases": ["b"], "adapters": ["lora"]}
+        assert parse_policy({"pools": [pool]}).pools[0].names == ("base", "b", "lora")
+
+    def test_paths_start_at_the_folder_of_the_policy(self, tmp_path: Path) -> None:
+        pool = {"model": "m", "tokenizer": "models/m", "chat_template": "/etc/chat.jinja"}
+        path = tmp_path / "policy.yaml"
+        path.write_text(yaml.safe_dump({"pools": [pool, {"model": "plain"}]}))
+        first, second = load_policy(path).pools
+        assert first.tokenizer == (tmp_path / "models/m").resolve()
+        assert first.chat_template == Path("/etc/chat.jinja")
+        assert (second.tokenizer, second.chat_template) == (None, None)
+
+    def test_without_a_folder_paths_stay_as_they_are(self) -> None:
+        pool = {"model": "m", "tokenizer": "models/m"}
+        assert parse_policy({"pools": [pool]}).pools[0].tokenizer == Path("models/m")
+
+    def test_the_digest_tells_contents_apart(self) -> None:
+        def digest(**changes: Any) -> str:
+            return parse_policy({"pools": [{"model": "m"}], **changes}).digest
+
+        assert digest() == digest()
+        assert digest(response_headers=False) != digest()
+
+    def test_a_policy_is_frozen(self) -> None:
+        policy = parse_policy({"pools": [{"model": "m"}]})
+        with pytest.raises(ValidationError, match="frozen"):
+            policy.pools[0].routing.endpoints = 5  # type: ignore[misc]
+
+    def test_equal_times_of_silence_are_in_order(self) -> None:
+        reports = {"interval_s": 2, "stale_after_s": 2, "lost_after_s": 2}
+        policy = parse_policy({"pools": [{"model": "m"}], "reports": reports})
+        assert policy.reports.lost_after_s == 2
+
+
+class TestAddresses:
+    """RT1: destinations are ip:port, IPv6 in brackets, in the form that Envoy prints."""
+
+    @pytest.mark.parametrize(
+        ("given", "normal"),
+        [
+            ("10.0.0.1:8000", "10.0.0.1:8000"),
+            ("10.0.0.1:08000", "10.0.0.1:8000"),
+            ("[fd00::5]:8000", "[fd00::5]:8000"),
+            ("[FD00:0:0::05]:1", "[fd00::5]:1"),
+            ("127.0.0.1:65535", "127.0.0.1:65535"),
+        ],
+    )
+    def test_an_address_has_one_normal_form(self, given: str, normal: str) -> None:
+        assert normal_address(given) == normal
+        assert normal_address(normal) == normal
+
+    def test_it_splits_into_ip_and_port(self) -> None:
+        assert parse_address("[::1]:80") == ("::1", 80)
+
+    @pytest.mark.parametrize(
+        "text",
+        ["", ":", "8000", "localhost:1", "10.0.0.1:", "10.0.0.1:-1", "10.0.0.1:+1", "10.0.0.1:1_0",
+         "10.0.0.1:٣", "10.0.0.1:x", "[::1]", "::1:80", "[::1:80", "10.0.0.1:80, 10.0.0.2:80",
+         "10.0.0.1:" + "9" * 5_000],
+    )  # fmt: skip
+    def test_everything_else_is_refused(self, text: str) -> None:
+        with pytest.raises(ValueError, match="is not ip:port"):
+            parse_address(text)
+
+    def test_static_workers_are_kept_in_normal_form(self) -> None:
+        pool = {"model": "m", "workers": ["[FD00::5]:8000"]}
+        assert parse_policy({"pools": [pool]}).pools[0].workers == ("[fd00::5]:8000",)
