@@ -10,7 +10,19 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "extproc"
 FORBIDDEN_IN_CORE = frozenset(
-    "grpc asyncio aiohttp socket time datetime logging prometheus_client zmq threading os".split()
+    [
+        "grpc",
+        "asyncio",
+        "aiohttp",
+        "socket",
+        "time",
+        "datetime",
+        "logging",
+        "prometheus_client",
+        "zmq",
+        "threading",
+        "os",
+    ]
 )
 LAYERS = (
     {"errors"},

@@ -329,6 +329,10 @@ def _chain_digests(root: int, digests: list[bytes]) -> list[bytes]:
     return chain
 
 
+def _is_counted(kind: object) -> bool:
+    return isinstance(kind, str) and kind in _COUNTED_TYPES
+
+
 def _text_chars(value: object) -> int:
     """Characters of every string in JSON data, media payloads left out."""
     total = 0
@@ -339,6 +343,6 @@ def _text_chars(value: object) -> int:
             total += len(item)
         elif isinstance(item, list):
             stack.extend(item)
-        elif isinstance(item, dict) and item.get("type", "text") in _COUNTED_TYPES:
+        elif isinstance(item, dict) and _is_counted(item.get("type", "text")):
             stack.extend(item.values())
     return total

@@ -68,7 +68,8 @@ def _parts(parts: list[Any]) -> list[dict[str, Any]]:
 
 def _is_text(part: Any) -> bool:
     if isinstance(part, dict):
-        return part.get("type", "text") in _TEXT_PARTS
+        kind = part.get("type", "text")
+        return isinstance(kind, str) and kind in _TEXT_PARTS
     return isinstance(part, str)
 
 
@@ -86,7 +87,7 @@ def _decode_call(call: Any) -> Any:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         # Text that is not JSON stays as it is: the engine will answer for it.
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             function["arguments"] = json.loads(arguments) if arguments else {}
     elif arguments is None:
         function["arguments"] = {}

@@ -26,6 +26,10 @@ Messages = list[dict[str, Any]]
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
+_CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Hugging Face's way to find where a final message ends; its last space shows trimming."""
+
+
 class TemplateFailure(KvgateError):
     """The template refused or could not render these messages; the prompt is unknown."""
 
@@ -108,13 +112,10 @@ class ChatTemplate:
                 return cls(file.read_text(encoding="utf-8"), specials)
         except (OSError, ValueError) as error:
             raise TemplateFailure(f"{directory}: {error}") from error
-        declared = config.get("chat_template")
-        if isinstance(declared, list):
-            named = {item["name"]: item["template"] for item in declared}
-            if "default" not in named:
-                return None
-            return cls(named["default"], specials, named.get("tool_use"))
-        return cls(declared, specials) if isinstance(declared, str) else None
+        named = _declared_templates(config)
+        if "default" not in named:
+            return None
+        return cls(named["default"], specials, named.get("tool_use"))
 
     def render(
         self,
@@ -140,7 +141,7 @@ class ChatTemplate:
         template = self._with_tools if tools else self._plain
         variables: dict[str, Any] = {
             **self._special_tokens,
-            "messages": messages,
+            "messages": _with_mark(messages) if continue_final_message else messages,
             "tools": tools,
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
@@ -151,19 +152,28 @@ class ChatTemplate:
             text = template.render(variables)
         except Exception as error:  # a template can raise anything, and its text may hold prompt
             raise TemplateFailure(f"chat template failed: {type(error).__name__}") from None
-        return _cut_after_final_message(text, messages) if continue_final_message else text
+        return _cut_at_mark(text) if continue_final_message else text
 
 
-def _cut_after_final_message(text: str, messages: Messages) -> str:
-    # Hugging Face's rule: the prompt ends where the last message's own text ends.
+def _with_mark(messages: Messages) -> Messages:
+    """The messages with :data:`_CONTINUE_MARK` behind the final one's own text."""
     content = messages[-1].get("content") if messages else None
-    if isinstance(content, list):
-        content = next((p.get("text") for p in reversed(content) if p.get("type") == "text"), None)
-    final = content.strip() if isinstance(content, str) else ""
-    end = text.rfind(final)
-    if not final or end < 0:
+    if isinstance(content, str):
+        marked: str | list[dict[str, Any]] = content + _CONTINUE_MARK
+    elif isinstance(content, list) and content:
+        last = content[-1]
+        marked = [*content[:-1], {**last, "text": last["text"] + _CONTINUE_MARK}]
+    else:
+        raise TemplateFailure("the final message has no text to continue")
+    return [*messages[:-1], {**messages[-1], "content": marked}]
+
+
+def _cut_at_mark(text: str) -> str:
+    end = text.rfind(_CONTINUE_MARK.strip())
+    if end < 0:
         raise TemplateFailure("the final message to continue is not in the rendered prompt")
-    return text[: end + len(final)]
+    # Without its last space the mark tells that the template trims: so is what is before it.
+    return text[:end] if text.startswith(_CONTINUE_MARK, end) else text[:end].rstrip()
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
@@ -172,6 +182,17 @@ def _read_config(directory: Path) -> dict[str, Any]:
         return {}
     config = json.loads(path.read_text(encoding="utf-8"))
     return config if isinstance(config, dict) else {}
+
+
+def _declared_templates(config: Mapping[str, Any]) -> dict[str, str]:
+    """``chat_template`` of a configuration, by name: one text, or a list of named ones."""
+    declared = config.get("chat_template")
+    if isinstance(declared, str):
+        return {"default": declared}
+    try:
+        return {item["name"]: item["template"] for item in declared or ()}
+    except (TypeError, KeyError):
+        raise TemplateFailure("chat_template is neither text nor a list of named ones") from None
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

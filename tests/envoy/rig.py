@@ -223,5 +223,5 @@ async def rig(
 async def until(condition: Callable[[], bool], within_s: float = 3.0) -> None:
     """Wait for something that another task or process makes true."""
     async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110 - the other side may be a process
+        while not condition():
             await asyncio.sleep(0.01)

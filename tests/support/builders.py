@@ -210,8 +210,10 @@ class Fleet:
         """Nothing runs, waits or is booked."""
         table = self.pool.table
         counts = (self.admission.running, self.admission.waiting, len(self.lane.waiting))
-        return not any(counts) and not table.in_flight.any() and not (
-            table.pending_prefill_tokens.any()
+        return (
+            not any(counts)
+            and not table.in_flight.any()
+            and not (table.pending_prefill_tokens.any())
         )
 
 

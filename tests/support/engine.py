@@ -38,7 +38,7 @@ vllm:cache_config_info{{block_size="4",engine="0",num_gpu_blocks="300"}} 1.0
 async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
     """Wait for a condition to hold; a hang fails the test instead of blocking it."""
     async with asyncio.timeout(timeout_s):
-        while not (value := condition()):  # noqa: ASYNC110 - conditions are of many kinds
+        while not (value := condition()):
             await asyncio.sleep(0.005)
     return value
 

@@ -56,7 +56,7 @@ class TestLoading:
 
     @pytest.mark.parametrize(
         "config",
-        [None, {}, [], {"chat_template": None}, {"chat_template": 5},
+        [None, {}, [], {"chat_template": None}, {"chat_template": []},
          {"chat_template": [{"name": "rag", "template": "x"}]}],
     )  # fmt: skip
     def test_a_model_without_a_template_has_none(self, tmp_path: Path, config: Any) -> None:
@@ -64,7 +64,7 @@ class TestLoading:
 
     @pytest.mark.parametrize(
         "declared",
-        [[5], [{"name": "default"}], ["default"], "{% for %}", "{{", [{"template": "x"}],
+        [5, [5], [{"name": "default"}], ["default"], "{% for %}", "{{", [{"template": "x"}],
          [{"name": "default", "template": "ok"}, {"name": "tool_use", "template": "{{"}]],
     )  # fmt: skip
     def test_a_broken_declaration_is_a_template_failure(
@@ -170,7 +170,9 @@ class TestContinuing:
         assert self.prompt(self.TRIMMED, " Hello \n") == "<user>Hi<end>\n<assistant>Hello"
 
     def test_the_last_text_part_is_continued(self) -> None:
-        source = "{% for m in messages %}{% for p in m.content %}({{ p.text }}){% endfor %}{% endfor %}"  # noqa: E501
+        source = (
+            "{% for m in messages %}{% for p in m.content %}({{ p.text }}){% endfor %}{% endfor %}"  # noqa: E501
+        )
         parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
         messages = [{"role": "assistant", "content": parts}]
         template = ChatTemplate(source)

@@ -40,7 +40,7 @@ class Lines:
 
     async def has_pids(self, count: int) -> list[int]:
         async with asyncio.timeout(5):
-            while len(self.pids()) < count:  # noqa: ASYNC110 - processes make it so
+            while len(self.pids()) < count:
                 await asyncio.sleep(0.01)
         return self.pids()
 

@@ -25,10 +25,10 @@ def parse(arguments: Sequence[str]) -> SimulatorSettings:
     return SimulatorSettings(**parsed)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run until told to stop; the exit status."""
     try:
-        run(parse(sys.argv[1:]))
+        run(parse(sys.argv[1:] if arguments is None else arguments))
     except (ValueError, OSError) as error:
         print(f"simulator: {error}", file=sys.stderr)
         return 3
