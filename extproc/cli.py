@@ -71,6 +71,14 @@ def check(policy: Annotated[Path, typer.Argument(help="Policy file (YAML).")]) -
     typer.echo(f"{policy}: ok, {len(loaded.pools)} pool(s), version {loaded.digest}")
 
 
+@app.command()
+def reference(folder: Annotated[Path, typer.Argument()] = Path("docs")) -> None:
+    """Write the policy and metrics reference pages into a folder."""
+    from extproc.reference import write_references
+
+    write_references(folder)
+
+
 @app.command("envoy-config")
 def envoy_config(
     output: Annotated[Path | None, typer.Option(help="File; standard output if left out.")] = None,

@@ -58,7 +58,7 @@ Address = Annotated[str, AfterValidator(normal_address)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class DigestPolicy(_Section):
@@ -84,6 +84,7 @@ class OverlayPolicy(_Section):
     ttl_without_digest_s: PositiveFloat = 300.0
     """The same where it sends none: the overlay is then all there is."""
     max_keys_per_worker: PositiveInt = 131_072
+    """Keys kept; beyond it the older generation ends early."""
 
 
 class RoutingPolicy(_Section):
@@ -120,7 +121,9 @@ class PoolPolicy(_Section):
     """The workers that serve one base model."""
 
     model: ModelName
+    """Name that requests use; also the pool's name in metrics."""
     aliases: tuple[ModelName, ...] = ()
+    """Further names of the same model."""
     adapters: tuple[ModelName, ...] = ()
     """Adapter names that the pool serves; each has keys of its own."""
     tokenizer: Path | None = None
@@ -130,12 +133,17 @@ class PoolPolicy(_Section):
     model_revision: str = ""
     """Part of every block key; change it when the weights change under the same name."""
     block_size_tokens: Annotated[int, Field(gt=0, le=4_096)] = 16
+    """The engine's `--block-size`; a worker with another one gets no cache credit."""
     workers: tuple[Address, ...] = ()
     """Workers without an agent: always thought ready, balanced by kvgate's own counts."""
     digest: DigestPolicy = DigestPolicy()
+    """What agents tell of their caches."""
     overlay: OverlayPolicy = OverlayPolicy()
+    """What routing itself expects in the caches."""
     routing: RoutingPolicy = RoutingPolicy()
+    """How a worker is chosen."""
     admission: AdmissionPolicy = AdmissionPolicy()
+    """How much may run and wait."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -154,6 +162,7 @@ class RequestPolicy(_Section):
     """Bounds on what one request may be."""
 
     max_body_bytes: PositiveInt = 64 * 1024 * 1024
+    """A longer body gets 413."""
     max_decoded_bytes: PositiveInt = 64 * 1024 * 1024
     """Cap on what a compressed body may expand to before kvgate stops reading it."""
     max_prompts: PositiveInt = 16
@@ -168,6 +177,7 @@ class TokenizationPolicy(_Section):
     inline_max_chars: PositiveInt = 8_192
     """Cold text up to this long is tokenised on the event loop (about 3 ms)."""
     threads: PositiveInt = 1
+    """Threads for longer cold text."""
     max_pending: PositiveInt = 64
     """Cold prompts waiting for a thread; beyond it a request is routed by load."""
     timeout_s: PositiveFloat = 5.0
@@ -175,13 +185,16 @@ class TokenizationPolicy(_Section):
     max_prompt_chars: PositiveInt = 2_097_152
     """Only so much of a prompt is tokenised; the rest is estimated."""
     segment_cache_bytes: PositiveInt = 128 * 1024 * 1024
+    """Token ids kept by text, per pool."""
     boundary_cache_bytes: PositiveInt = 64 * 1024 * 1024
+    """Block keys kept by conversation prefix, per pool."""
 
 
 class ReportPolicy(_Section):
     """What silence of an agent means."""
 
     interval_s: PositiveFloat = 1.0
+    """Pace of the agents' load reports."""
     stale_after_s: PositiveFloat = 3.0
     """Without a report for this long a worker is a last resort."""
     lost_after_s: PositiveFloat = 15.0
@@ -202,10 +215,15 @@ class Policy(_Section):
     """The whole policy file."""
 
     version: Annotated[int, Field(ge=1, le=1)] = 1
+    """Version of this format."""
     pools: Annotated[tuple[PoolPolicy, ...], Field(min_length=1)]
+    """One entry for each base model."""
     requests: RequestPolicy = RequestPolicy()
+    """Bounds on requests."""
     tokenization: TokenizationPolicy = TokenizationPolicy()
+    """Where text becomes tokens."""
     reports: ReportPolicy = ReportPolicy()
+    """Agents' pace and silence."""
     response_headers: bool = True
     """Tell clients the worker, cached tokens, queue wait and decision id."""
 

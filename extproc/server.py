@@ -202,6 +202,7 @@ class SchedulerServer:
 
 
 def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """gRPC options of a port that takes messages up to this size."""
     return [
         # Envoy holds one stream a request, queued ones included.
         ("grpc.max_concurrent_streams", 1_000_000),

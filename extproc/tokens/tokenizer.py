@@ -96,7 +96,11 @@ class SegmentTokenizer:
 
         Releases the GIL while it works, so a thread may call it without stalling others.
         """
-        batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except TypeError:  # a lone surrogate, which JSON lets in and no tokenizer takes
+            plain = [text.encode("utf-8", "replace").decode() for text in texts]
+            batch = self._tokenizer.encode_batch_fast(plain, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in batch]
 
     def agrees_with_whole(self, texts: list[str]) -> bool:

@@ -1,0 +1,123 @@
+"""Reference pages written from the code: ``docs/policy.md`` and ``docs/metrics.md``.
+
+A field's docstring and a metric's help text are the only place where they are explained.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.metrics_core import Metric
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from extproc.policy import Policy, PoolPolicy, parse_policy
+from extproc.scheduler import Scheduler
+from extproc.server import build_keyer
+from extproc.telemetry.metrics import Metrics
+
+_NOTE = "<!-- Written by `make docs` from the code; edit the docstrings there. -->"
+_EXAMPLE = """```yaml
+version: 1
+pools:
+  - model: llama-3.1-8b
+    tokenizer: /models/llama-3.1-8b        # directory or tokenizer.json
+    block_size_tokens: 16                  # vLLM --block-size
+    digest: {capacity_blocks: 131072}      # above the engine's number of KV blocks
+    admission: {max_concurrency: 512, max_queue: 200, max_queue_time_s: 20}
+```"""
+
+
+def policy_reference() -> str:
+    """The policy page in Markdown."""
+    lines = [
+        "# Policy reference",
+        "",
+        _NOTE,
+        "",
+        "One YAML file holds every number that steers decisions. Unknown fields are errors;",
+        "`kvgate check FILE` says what is wrong and where. Paths start at the file's folder.",
+        "",
+        _EXAMPLE,
+    ]
+    for title, section in _sections(Policy, ""):
+        lines += ["", f"## {title or 'Top level'}", ""]
+        lines += [_one_line(section.__doc__), "", "| field | default | meaning |", "|---|---|---|"]
+        lines += [_row(name, field) for name, field in section.model_fields.items()]
+    return "\n".join(lines) + "\n"
+
+
+def metrics_reference() -> str:
+    """The metrics page in Markdown."""
+    lines = [
+        "# Metrics reference",
+        "",
+        _NOTE,
+        "",
+        "Served at `/metrics` on the admin port. Labels are bounded: `model` is a pool of the",
+        "policy or `other`, `worker` an address in the fleet, `outcome` is `allowed`,",
+        "`client_gone` or a refusal's code.",
+        "",
+        "| metric | type | labels | meaning |",
+        "|---|---|---|---|",
+    ]
+    for metric, labels in sorted(_metrics(), key=lambda pair: pair[0].name):
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        shown = ", ".join(labels)
+        lines.append(f"| `{name}` | {metric.type} | {shown} | {metric.documentation} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_references(folder: Path) -> None:
+    """Write both pages into a folder."""
+    (folder / "policy.md").write_text(policy_reference(), encoding="utf-8")
+    (folder / "metrics.md").write_text(metrics_reference(), encoding="utf-8")
+
+
+def _sections(section: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    yield path, section
+    for name, field in section.model_fields.items():
+        inner = PoolPolicy if name == "pools" else field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            label = "pools[]" if name == "pools" else name
+            yield from _sections(inner, f"{path}.{label}".lstrip("."))
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    if field.is_required():
+        default = "required"
+    elif isinstance(field.default, BaseModel):
+        default = "see below"
+    elif field.default in (None, (), ""):
+        default = "none"
+    else:
+        default = f"`{_yaml(field.default)}`"
+    return f"| `{name}` | {default} | {_one_line(field.description)} |"
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _metrics() -> Iterator[tuple[Metric, tuple[str, ...]]]:
+    """Every metric with its labels, one of each name, from a scheduler with one worker."""
+    policy = parse_policy({"pools": [{"model": "m", "workers": ["127.0.0.1:1"]}]})
+    keyers = {pool.model: build_keyer(pool, policy) for pool in policy.pools}
+    scheduler = Scheduler(policy, keyers, random.Random(0), 0.0)
+    metrics = Metrics()
+    labels = {
+        metric._name: metric._labelnames
+        for metric in vars(metrics).values()
+        if hasattr(metric, "_labelnames")
+    }
+    metrics.watch(scheduler, lambda: 0.0)
+    for metric in metrics.registry.collect():
+        from_samples = tuple(metric.samples[0].labels) if metric.samples else ()
+        yield metric, tuple(labels.get(metric.name, from_samples))
