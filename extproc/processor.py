@@ -20,7 +20,6 @@ from extproc.replies import ProcessingRequest, ProcessingResponse
 from extproc.request.reader import read_request
 from extproc.scheduler import Scheduler, Ticket
 from extproc.stream import Arrived, ProtocolViolation, RequestStream, ResponseStarted
-from extproc.telemetry.logs import where
 from extproc.telemetry.metrics import OTHER_MODEL, Metrics
 
 logger = logging.getLogger("kvgate.requests")
@@ -170,7 +169,7 @@ class _Call:
             self._count(self._ticket, "pass", refusal.code)
             return self._stream.refuse(refusal), True
         except Exception as error:
-            logger.error("defect", extra={"facts": {"error": where(error)}})
+            logger.error("defect", exc_info=error)
             fault = InternalFault("kvgate could not decide this request.")
             self._count(self._ticket, "pass", fault.code)
             return self._stream.refuse(fault), True

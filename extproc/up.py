@@ -326,6 +326,7 @@ def _scheduler(settings: UpSettings, policy: Path) -> Program:
         "--control-port", settings.control_port,
         "--admin-port", settings.admin_port,
         "--access-log",
+        "--log-format", "text",
     )  # fmt: skip
 
 

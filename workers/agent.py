@@ -20,12 +20,12 @@ from importlib import metadata
 import zmq
 
 from extproc.generated.kvgate.v1 import agent_pb2
+from extproc.telemetry.logs import set_up_logging
 from workers.agent_settings import Settings, parse_settings
 from workers.block_ledger import Left
 from workers.engine_probe import EngineProbe
 from workers.engine_state import Answer, CacheFate, EngineState, Look
 from workers.kv_source import Gap, Item, KvEventSource, Numbered, Reset
-from workers.log_format import set_up_logging
 from workers.pool_terms import DEFAULT_REPORT_INTERVAL_S
 from workers.scheduler_link import CLOSE_GRACE_S, SchedulerLink
 from workers.worker_cache import Epochs, WorkerCache

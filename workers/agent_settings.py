@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from extproc.policy import normal_address
-from workers.log_format import LOG_FORMATS
+from extproc.telemetry.logs import LOG_FORMATS
 
 API_KEY_VARIABLE = "KVGATE_ENGINE_API_KEY"
 
@@ -38,7 +38,7 @@ class Settings:
     """The engine's --api-key, which /v1/models asks for."""
 
 
-def parse_settings(arguments: Sequence[str]) -> tuple[Settings, str]:
+def parse_settings(arguments: Sequence[str]) -> tuple[Settings, LogFormat]:
     """Command line to settings and log format; ends the process with 2 if it is wrong."""
     parser = argparse.ArgumentParser(
         "python -m workers.agent",

@@ -11,10 +11,11 @@ import json
 import logging
 import sys
 import traceback
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 LogFormat = Literal["json", "text"]
-_MAX_VALUE_CHARS = 200
+LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
+_MAX_VALUE_CHARS = 500
 
 
 def set_up_logging(log_format: LogFormat, level: int = logging.INFO) -> None:
@@ -35,7 +36,9 @@ def where(error: BaseException) -> str:
 
 
 def _facts(record: logging.LogRecord) -> dict[str, Any]:
-    facts: dict[str, Any] = getattr(record, "facts", {})
+    facts: dict[str, Any] = dict(getattr(record, "facts", {}))
+    if record.exc_info and record.exc_info[1] is not None:
+        facts["error"] = where(record.exc_info[1])
     return {name: _clean(value) for name, value in facts.items()}
 
 
@@ -51,7 +54,7 @@ class _JsonFormatter(logging.Formatter):
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": record.getMessage(),
+            "event": _clean(record.getMessage()),
             **_facts(record),
         }
         return json.dumps(line, ensure_ascii=False)
@@ -60,4 +63,4 @@ class _JsonFormatter(logging.Formatter):
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         facts = "".join(f" {name}={value}" for name, value in _facts(record).items())
-        return f"{record.levelname.lower():<7} {record.getMessage()}{facts}"
+        return f"{record.levelname.lower():<7} {_clean(record.getMessage())}{facts}"
