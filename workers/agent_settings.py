@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from extproc.policy import normal_address
-from extproc.telemetry.logs import LOG_FORMATS
+from extproc.telemetry.logs import LOG_FORMATS, LogFormat
 
 API_KEY_VARIABLE = "KVGATE_ENGINE_API_KEY"
 

@@ -388,7 +388,7 @@ async def test_sigterm_ends_the_process_with_status_0(rig: Rig) -> None:
             await process.wait()
     assert process.returncode == 0
     assert rig.fleet.ended == [0]
-    assert b'"message": "agent of 127.0.0.1' in log
+    assert b'"event": "agent of 127.0.0.1' in log
     assert b"Traceback" not in log
 
 
