@@ -6,6 +6,7 @@ an error. Bodies are echoed in pieces that every Envoy build takes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -102,7 +103,7 @@ def refusal_answer(refusal: Refusal, decision_id: str | None = None) -> Processi
     if decision_id is not None:
         headers.append(("x-kvgate-decision-id", decision_id))
     if refusal.retry_after_s is not None:
-        headers.append(("retry-after", str(max(1, round(refusal.retry_after_s + 0.5)))))
+        headers.append(("retry-after", str(max(1, math.ceil(refusal.retry_after_s)))))
         headers.append(("retry-after-ms", str(round(refusal.retry_after_s * 1000))))
     if not refusal.retryable:
         headers.append(("x-should-retry", "false"))

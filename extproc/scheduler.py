@@ -225,21 +225,20 @@ class Scheduler:
         """What time alone changes: expiry, lost workers, ageing credit."""
         woken: list[Ticket] = []
         for lane in self.lanes.values():
-            for ticket_id, refusal in lane.admission.expired(now):
-                woken.append(_refuse(lane.waiting.pop(ticket_id), refusal))
             lane.pool.tick(now)
             woken += self._dispatch(lane, now)
         return woken
 
     def _dispatch(self, lane: ModelLane, now: float) -> list[Ticket]:
-        """Run whoever is next while quota and workers have room."""
-        woken: list[Ticket] = []
+        """Run whoever is next while quota and workers have room; who waited too long is refused."""
         if not lane.waiting:
-            return woken
+            return []
+        expired = lane.admission.expired(now)
+        woken = [_refuse(lane.waiting.pop(ticket_id), refusal) for ticket_id, refusal in expired]
         table = lane.pool.table
         if not table.usable().any():
             abandoned = lane.admission.abandon()
-            return [_refuse(lane.waiting.pop(ticket_id), _no_worker()) for ticket_id in abandoned]
+            return woken + [_refuse(lane.waiting.pop(each), _no_worker()) for each in abandoned]
         while table.has_slot().any():
             granted = lane.admission.next_waiting(now)
             if granted is None:

@@ -22,6 +22,8 @@ from aiohttp import web
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from extproc.admin.http import admin_app
+from extproc.call import Desk
+from extproc.cold_text import ColdText
 from extproc.control import FleetService
 from extproc.errors import KvgateError, PolicyError
 from extproc.policy import Policy, PoolPolicy
@@ -102,11 +104,18 @@ class SchedulerServer:
         rng = random.Random(os.urandom(16))
         self.scheduler = Scheduler(policy, keyers, rng, clock())
         self.metrics.watch(self.scheduler, clock)
-        self.processor = Processor(
-            self.scheduler, policy, self.metrics, clock, access_log=settings.access_log
+        self._cold_text = ColdText(policy.tokenization, self.metrics.count_unkeyed)
+        self._desk = Desk(
+            scheduler=self.scheduler,
+            policy=policy,
+            metrics=self.metrics,
+            cold_text=self._cold_text,
+            clock=clock,
+            access_log=settings.access_log,
         )
+        self.processor = Processor(self._desk)
         self.fleet = FleetService(
-            self.scheduler, policy.reports, self.metrics, clock, self.processor.wake
+            self.scheduler, policy.reports, self.metrics, clock, self._desk.wake
         )
         self._clock = clock
         self._started_at = clock()
@@ -151,6 +160,7 @@ class SchedulerServer:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         logger.info("draining", extra={"facts": {"streams": self.processor.open_streams}})
         await self.processor.close(self.settings.grace_s)
+        self._cold_text.close()
         if self._ticker is not None:
             self._ticker.cancel()
         await self._extproc.stop(1.0)
@@ -179,7 +189,7 @@ class SchedulerServer:
             await asyncio.sleep(TICK_S)
             now = self._clock()
             self.metrics.loop_lag_s.observe(max(0.0, now - due))
-            self.processor.wake(self.scheduler.tick(now))
+            self._desk.wake(self.scheduler.tick(now))
             if self._state not in ("ready", "shutting down"):
                 await self._look_for_workers(now)
 

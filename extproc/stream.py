@@ -92,6 +92,11 @@ class RequestStream:
         self._has_body = False
         self._ends_with_trailers = False
 
+    @property
+    def refused(self) -> bool:
+        """The client has its refusal: nothing more is to come."""
+        return self._state is _State.REFUSED
+
     def receive(self, message: ProcessingRequest) -> Step:
         """Take Envoy's next message.
 

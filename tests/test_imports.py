@@ -32,8 +32,9 @@ LAYERS = (
     {"admission", "routing"},
     {"scheduler"},
     {"replies", "stream", "telemetry", "cold_text"},
-    {"processor", "control", "admin"},
+    {"call", "processor", "control", "admin"},
     {"server"},
+    {"reference"},
     {"cli"},
 )
 """Lowest first; a module imports from its own layer and from those below."""

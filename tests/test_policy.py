@@ -73,7 +73,7 @@ class TestBadPolicies:
         assert fields == ["pools.0.model", "requests.max_body_bytes", "requests.max_prompts"]
 
     def test_an_unreadable_file_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(PolicyError, match="missing.yaml: No such file"):
+        with pytest.raises(PolicyError, match=r"missing\.yaml: No such file"):
             load_policy(tmp_path / "missing.yaml")
         with pytest.raises(PolicyError, match="Is a directory"):
             load_policy(tmp_path)

@@ -64,15 +64,15 @@ class DigestFeed:
         """A new stream numbers its messages afresh and starts with a snapshot."""
         self._sequence = None
 
-    def apply_snapshot(self, snapshot: Snapshot, now: float) -> None:
-        """Replace the column; a snapshot not newer than the last of this stream is ignored.
+    def apply_snapshot(self, snapshot: Snapshot, now: float) -> bool:
+        """Replace the column; False: not newer than the last of this stream, ignored.
 
         Raises:
             DigestError: the snapshot does not fit the pool; the column is now empty.
         """
         latest = (self.epoch, self._sequence)
         if self._sequence is not None and (snapshot.epoch, snapshot.sequence) <= latest:
-            return
+            return False
         try:
             self._check(snapshot, self._index.shape)
         except DigestError:
@@ -86,6 +86,7 @@ class DigestFeed:
         self._sequence = snapshot.sequence
         self.count = snapshot.count
         self.updated_at = now
+        return True
 
     def apply_delta(self, delta: Delta, now: float) -> None:
         """Add keys to the column.
@@ -101,8 +102,9 @@ class DigestFeed:
         if len(delta.added_keys) % 8:
             raise DigestError(f"delta has {len(delta.added_keys)} bytes, not a multiple of 8")
         keys = np.frombuffer(delta.added_keys, dtype="<u8")
-        if self.count + len(keys) > self._index.shape.capacity:
-            raise DigestError(f"delta takes the digest over its capacity of {self.count} keys")
+        capacity = self._index.shape.capacity
+        if self.count + len(keys) > capacity:
+            raise DigestError(f"delta takes the digest over its capacity of {capacity} keys")
         self._index.add_keys(self._column, keys)
         self._sequence = delta.sequence
         self.count += len(keys)

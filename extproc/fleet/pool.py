@@ -10,6 +10,7 @@ from __future__ import annotations
 from extproc.cache.digest import DigestShape
 from extproc.cache.feed import Delta, DigestFeed, Snapshot
 from extproc.cache.index import PrefixIndex
+from extproc.errors import DigestError
 from extproc.fleet.table import ALWAYS, NEVER, WorkerTable
 from extproc.fleet.worker import Booking, LoadReport, Worker
 from extproc.policy import PoolPolicy, ReportPolicy
@@ -72,8 +73,13 @@ class Pool:
         Raises:
             DigestError: see :meth:`DigestFeed.apply_snapshot`.
         """
-        worker.feed.apply_snapshot(snapshot, now)
-        self.table.digest_until[worker.column] = now + self.policy.digest.max_age_s
+        try:
+            applied = worker.feed.apply_snapshot(snapshot, now)
+        except DigestError:
+            self.forget_digest(worker)
+            raise
+        if applied:
+            self.table.digest_until[worker.column] = now + self.policy.digest.max_age_s
 
     def delta(self, worker: Worker, delta: Delta, now: float) -> None:
         """Add to a worker's digest.
@@ -179,6 +185,7 @@ class Pool:
             ttl_s = overlay.ttl_s if sends_digests else overlay.ttl_without_digest_s
             if now - worker.overlay_aged_at >= ttl_s:
                 due.append(worker)
+        due.sort(key=lambda worker: worker.overlay_aged_at)
         for worker in due[:_AGED_PER_TICK]:
             self.index.age_overlay(worker.column)
             worker.overlay_aged_at = now

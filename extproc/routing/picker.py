@@ -21,5 +21,7 @@ def pick(cost: Floats, allowed: Bools, count: int, rng: random.Random) -> list[i
     if count == 1 or len(columns) == 1:
         return [int(columns[first])]
     costs[first] = -np.inf  # the chosen one leads whatever the order of its equals
-    order = np.argsort(costs, kind="stable")[:count]
-    return [int(column) for column in columns[order]]
+    # The rest starts at a random column: later places are not always the same equals'.
+    turn = rng.randrange(len(columns))
+    order = np.argsort(np.concatenate((costs[turn:], costs[:turn])), kind="stable")[:count]
+    return [int(columns[(place + turn) % len(columns)]) for place in order]

@@ -104,9 +104,55 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._by_model: dict[str, ModelMetrics] = {}
+
+    def of(self, model: str) -> ModelMetrics:
+        """The children of one model, looked up once: label lookups cost more than counting."""
+        found = self._by_model.get(model)
+        if found is None:
+            found = self._by_model[model] = ModelMetrics(self, model)
+        return found
+
+    def count_unkeyed(self, model: str, reason: str) -> None:
+        """A prompt was routed by load alone."""
+        self.unkeyed.labels(model, reason).inc()
+
     def watch(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         """Show the core's state from now on."""
         self.registry.register(_CoreCollector(scheduler, clock))
+
+
+class ModelMetrics:
+    """One model's counters and histograms."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._requests: dict[tuple[str, str], Counter] = {}
+        self._responses: dict[int, Counter] = {}
+        self.retried = metrics.retried.labels(model)
+        self.decision_s = metrics.decision_s.labels(model)
+        self.queue_wait_s = metrics.queue_wait_s.labels(model)
+        self.ttft_s = metrics.ttft_s.labels(model)
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.cached_tokens = metrics.cached_tokens.labels(model)
+
+    def count_request(self, endpoint: str, outcome: str) -> None:
+        """How a request's admission ended."""
+        key = (endpoint, outcome)
+        child = self._requests.get(key)
+        if child is None:
+            child = self._metrics.requests.labels(self._model, endpoint, outcome)
+            self._requests[key] = child
+        child.inc()
+
+    def count_response(self, status: int) -> None:
+        """An HTTP status that a worker answered."""
+        child = self._responses.get(status // 100)
+        if child is None:
+            child = self._metrics.responses.labels(self._model, f"{status // 100}xx")
+            self._responses[status // 100] = child
+        child.inc()
 
 
 _Sample = tuple[str, str, Callable[[ModelLane, float], float]]

@@ -297,7 +297,8 @@ class PromptKeyer:
             blocks = len(known.keys) + end // block_bytes
             if index == part.last_special or blocks - kept_blocks >= _BOUNDARY_EVERY_BLOCKS:
                 tail = token_bytes[end - end % block_bytes : end]
-                boundary = _Boundary(keys[:blocks], tail)
+                # A copy: a view would keep every key of a longer prompt alive.
+                boundary = _Boundary(keys[:blocks].copy(), tail)
                 self.boundary_cache.put(chain[index], boundary, boundary.size_bytes)
                 kept_blocks = blocks
 

@@ -80,9 +80,16 @@ def tokenizer_of(model_dir: Path) -> SegmentTokenizer:
     return SegmentTokenizer.load(model_dir)
 
 
+@cache
+def template_of(model_dir: Path) -> ChatTemplate:
+    template = ChatTemplate.load(model_dir)
+    assert template is not None
+    return template
+
+
 def model_keyer(model_dir: Path, **changes: Any) -> PromptKeyer:
     """A keyer with the simulator's tokenizer and ChatML template."""
-    return keyer(tokenizer_of(model_dir), ChatTemplate.load(model_dir), **changes)
+    return keyer(tokenizer_of(model_dir), template_of(model_dir), **changes)
 
 
 def keyed(keyer: PromptKeyer, profile: RequestProfile) -> list[PromptKeys]:
@@ -221,9 +228,12 @@ _CHAT = RequestProfile(Endpoint.CHAT, model=MODEL)
 
 
 def scheduler(
-    *pools: PoolPolicy, seed: int = 1, keyers: Mapping[str, PromptKeyer] | None = None
+    *pools: PoolPolicy,
+    seed: int = 1,
+    keyers: Mapping[str, PromptKeyer] | None = None,
+    **changes: Any,
 ) -> Scheduler:
-    whole = policy(*pools)
+    whole = policy(*pools, **changes)
     made = keyers or {each.model: keyer(pool=each) for each in whole.pools}
     return Scheduler(whole, made, random.Random(seed), now=0.0)
 

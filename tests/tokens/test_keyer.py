@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.support.builders import (
     model_keyer,
     pool_policy,
     profile,
+    template_of,
     tokenizer_of,
 )
 from workers.simulator.model import SPECIAL_TOKENS
@@ -45,12 +47,17 @@ def text(value: str) -> dict[str, str]:
     return {"type": "text", "text": value}
 
 
+@cache
+def raw_tokenizer(model_dir: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+
+
 class Whole:
     """The way of the engine: render, tokenise the whole text, chain."""
 
     def __init__(self, model_dir: Path, keyer: PromptKeyer) -> None:
-        self.tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-        self.template = ChatTemplate.load(model_dir)
+        self.tokenizer = raw_tokenizer(model_dir)
+        self.template = template_of(model_dir)
         self.keyer = keyer
 
     def of_text(self, value: str) -> PromptKeys:
@@ -59,7 +66,6 @@ class Whole:
         return PromptKeys(len(ids), keys, exact=True)
 
     def of_chat(self, prompt: ChatPrompt) -> PromptKeys:
-        assert self.template is not None
         messages = normalise_messages(prompt.messages, "string")
         return self.of_text(self.template.render(messages))
 
@@ -300,7 +306,7 @@ class TestText:
     def test_a_tokenizer_without_segments_is_exact_too(self, model_dir: Path) -> None:
         tokenizer = SegmentTokenizer.load(model_dir)
         tokenizer.segmented, tokenizer.special_ids = False, {}
-        maker = keyer(tokenizer, ChatTemplate.load(model_dir))
+        maker = keyer(tokenizer, template_of(model_dir))
         assert same(
             keyed_one(maker, chat("a", "b")), Whole(model_dir, maker).of_chat(chat("a", "b"))
         )

@@ -171,7 +171,7 @@ class TestContinuing:
 
     def test_the_last_text_part_is_continued(self) -> None:
         source = (
-            "{% for m in messages %}{% for p in m.content %}({{ p.text }}){% endfor %}{% endfor %}"  # noqa: E501
+            "{% for m in messages %}{% for p in m.content %}({{ p.text }}){% endfor %}{% endfor %}"
         )
         parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
         messages = [{"role": "assistant", "content": parts}]

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.errors import DigestError
+from extproc.fleet.pool import Pool
+from extproc.fleet.table import ALWAYS, NEVER
+from extproc.fleet.worker import Booking, LoadReport, Worker
+from extproc.policy import ReportPolicy
+from tests.support.builders import (
+    MODEL,
+    address,
+    delta,
+    join,
+    keys_of,
+    no_keys,
+    pool,
+    ready,
+    snapshot,
+    text_blocks,
+)
+
+X = keys_of(text_blocks(1, 6))
+Y = keys_of(text_blocks(2, 6))
+
+
+def held(pool: Pool, worker: Worker, keys: object = X) -> int:
+    return int(pool.index.longest_runs(keys)[worker.column])  # type: ignore[arg-type]
+
+
+def running(pool: Pool, worker: Worker) -> int:
+    return int(pool.table.running()[worker.column])
+
+
+class TestJoining:
+    def test_a_worker_is_present_from_its_hello_and_ready_from_its_report(self) -> None:
+        some = pool()
+        worker = some.hello(address(1), (MODEL, "lora"), 8, now=1.0)
+        assert worker is not None
+        assert worker.models == (MODEL, "lora")
+        assert some.table.present[worker.column]
+        assert not some.table.usable()[worker.column]
+        some.report(worker, ready(), now=1.0)
+        assert some.table.has_slot()[worker.column]
+        assert some.worker_at(worker.column) is worker
+
+    def test_slots_are_what_the_engine_runs_or_the_policys(self) -> None:
+        some = pool(routing={"max_in_flight_per_worker": 5})
+        told, untold = join(some, 1, slots=3), join(some, 2)
+        assert some.table.slots[[told.column, untold.column]].tolist() == [3, 5]
+
+    def test_a_second_hello_is_the_same_worker(self) -> None:
+        """Load, digest and bookings stay; the digest's numbers start afresh."""
+        some = pool()
+        worker = join(some, 1)
+        some.snapshot(worker, snapshot(X, sequence=9), now=0.0)
+        booking = some.book(worker.column, 10)
+        assert some.hello(address(1), (MODEL,), 4, now=1.0) is worker
+        assert (held(some, worker), running(some, worker)) == (6, 1)
+        some.snapshot(worker, snapshot(Y, sequence=1), now=1.0)
+        assert held(some, worker, Y) == 6
+        some.release(booking)
+        assert running(some, worker) == 0
+
+    def test_a_full_pool_takes_nobody_but_its_own(self) -> None:
+        some = pool(ReportPolicy(max_workers=2))
+        join(some, 1)
+        join(some, 2)
+        assert some.hello(address(3), (MODEL,), 0, now=0.0) is None
+        assert some.hello(address(2), (MODEL,), 0, now=0.0) is not None
+        assert list(some.workers) == [address(1), address(2)]
+
+    def test_more_workers_than_columns_grow_table_and_index_together(self) -> None:
+        some = pool()
+        workers = [join(some, number) for number in range(20)]
+        assert len(some.table) == some.index.width >= 20
+        assert len({worker.column for worker in workers}) == 20
+        assert some.table.usable().sum() == 20
+
+
+class TestStaticWorkers:
+    def test_a_worker_without_an_agent_is_always_thought_ready(self) -> None:
+        some = pool(workers=[address(1)])
+        (worker,) = some.workers.values()
+        assert not worker.reports
+        assert some.table.has_slot()[worker.column]
+        assert not some.table.last_resort(1e9)[worker.column]
+        assert some.tick(1e9) == []
+
+    def test_once_its_agent_speaks_the_agent_is_believed(self) -> None:
+        some = pool(workers=[address(1)])
+        worker = some.hello(address(1), (MODEL,), 2, now=5.0)
+        assert worker is not None
+        assert worker.reports
+        assert not some.table.usable().any()
+        some.report(worker, ready(), now=5.0)
+        assert some.table.usable()[worker.column]
+        assert some.table.slots[worker.column] == 2
+        assert some.tick(100.0) == [worker]
+
+
+class TestLoad:
+    def test_requests_of_others_are_those_that_we_did_not_send(self) -> None:
+        """SU1: a restarted scheduler learns what runs from the agents."""
+        some = pool()
+        worker = join(some, 1, running=3.0, waiting=1.0)
+        assert running(some, worker) == 4
+
+    def test_our_own_are_not_counted_twice(self) -> None:
+        """LD3: in-flight requests are added to the last report, and only once."""
+        some = pool()
+        worker = join(some, 1)
+        bookings = [some.book(worker.column, 0) for _ in range(3)]
+        some.report(worker, ready(running=5.0), now=1.0)
+        assert running(some, worker) == 5
+        some.book(worker.column, 0)
+        assert running(some, worker) == 6
+        for booking in bookings:
+            some.release(booking)
+        assert running(some, worker) == 3
+
+    def test_requests_that_ended_since_the_scrape_are_not_others(self) -> None:
+        some = pool()
+        worker = join(some, 1)
+        bookings = [some.book(worker.column, 0) for _ in range(3)]
+        for booking in bookings:
+            some.release(booking)
+        some.report(worker, ready(running=3.0), now=1.0)
+        assert running(some, worker) == 0
+        some.report(worker, ready(running=3.0), now=2.0)
+        assert running(some, worker) == 3
+
+    def test_absent_gauges_and_fewer_than_ours_are_nobody_elses(self) -> None:
+        some = pool()
+        worker = join(some, 1, running=None, waiting=None)
+        assert running(some, worker) == 0
+        some.book(worker.column, 0)
+        some.report(worker, ready(running=0.0), now=1.0)
+        assert running(some, worker) == 1
+
+    def test_an_engine_that_is_gone_is_not_usable_and_its_cache_is_forgotten(self) -> None:
+        some = pool()
+        worker = join(some, 1)
+        some.snapshot(worker, snapshot(X), now=0.0)
+        some.report(worker, LoadReport(ready=False), now=1.0)
+        assert not some.table.usable().any()
+        assert held(some, worker) == 0
+        some.report(worker, ready(), now=2.0)
+        assert some.table.usable()[worker.column]
+        assert held(some, worker) == 0
+
+    def test_freshness_counts_from_the_scrape_on_our_clock(self) -> None:
+        """LD3: an old scrape sent just now is old."""
+        some = pool(ReportPolicy(stale_after_s=3.0))
+        new, old = join(some, 1, now=10.0), join(some, 2, now=10.0, age_s=2.0)
+        stale = some.table.last_resort
+        assert not stale(11.0)[new.column] and not stale(10.9)[old.column]  # noqa: PT018
+        assert stale(11.0)[old.column]
+        assert not stale(12.9)[new.column]
+        assert stale(13.0)[new.column]
+
+
+class TestDigests:
+    def test_a_digest_is_good_until_its_max_age(self) -> None:
+        """CI1."""
+        some = pool(digest={"capacity_blocks": 500, "error_rate": 0.001, "max_age_s": 10})
+        worker = join(some, 1)
+        assert some.table.digest_until[worker.column] == ALWAYS
+        some.snapshot(worker, snapshot(X[:3]), now=1.0)
+        assert some.table.digest_until[worker.column] == 11.0
+        some.delta(worker, delta(X[3:]), now=5.0)
+        assert some.table.digest_until[worker.column] == 15.0
+        assert held(some, worker) == 6
+
+    def test_a_refused_digest_leaves_what_is_routed_from_here_on(self) -> None:
+        """BL1: no credit for what was, and no end to credit for what comes."""
+        some = pool()
+        worker = join(some, 1)
+        some.snapshot(worker, snapshot(X), now=1.0)
+        with pytest.raises(DigestError):
+            some.snapshot(worker, snapshot(X, sequence=2, version=9), now=2.0)
+        assert held(some, worker) == 0
+        assert some.table.digest_until[worker.column] == ALWAYS
+        some.credit(worker, X)
+        assert held(some, worker) == 6
+
+    def test_a_digest_that_is_ignored_does_not_renew_the_one_in_use(self) -> None:
+        """CI1: a repeated message is no news."""
+        some = pool()
+        worker = join(some, 1)
+        some.snapshot(worker, snapshot(X), now=1.0)
+        until = some.table.digest_until[worker.column]
+        some.snapshot(worker, snapshot(X), now=50.0)
+        assert some.table.digest_until[worker.column] == until
+
+    def test_a_refused_delta_leaves_the_digest_as_it_is(self) -> None:
+        some = pool()
+        worker = join(some, 1)
+        some.snapshot(worker, snapshot(X), now=1.0)
+        until = some.table.digest_until[worker.column]
+        with pytest.raises(DigestError):
+            some.delta(worker, delta(Y, sequence=9), now=2.0)
+        assert (held(some, worker), held(some, worker, Y)) == (6, 0)
+        assert some.table.digest_until[worker.column] == until
+
+    def test_forgetting_empties_the_column_for_good(self) -> None:
+        some = pool()
+        worker = join(some, 1)
+        some.snapshot(worker, snapshot(X), now=1.0)
+        some.forget_digest(worker)
+        assert held(some, worker) == 0
+        assert some.table.digest_until[worker.column] == ALWAYS
+
+
+class TestBookings:
+    def test_a_booking_counts_at_once_and_until_it_is_released(self) -> None:
+        some = pool()
+        worker = join(some, 1)
+        booking = some.book(worker.column, 100)
+        table = some.table
+        assert (running(some, worker), table.pending_prefill_tokens[worker.column]) == (1, 100)
+        some.first_token(booking)
+        assert (running(some, worker), table.pending_prefill_tokens[worker.column]) == (1, 0)
+        some.release(booking)
+        assert running(some, worker) == 0
+
+    def test_releasing_without_a_first_token_ends_the_prefill(self) -> None:
+        some = pool()
+        worker = join(some, 1)
+        some.release(some.book(worker.column, 100))
+        assert some.table.pending_prefill_tokens[worker.column] == 0
+
+    @given(steps=st.lists(st.tuples(st.integers(0, 5), st.sampled_from("bfr")), max_size=40))
+    def test_counts_are_those_of_live_bookings_under_any_order(
+        self, steps: list[tuple[int, str]]
+    ) -> None:
+        """LE3: late and repeated calls never free twice."""
+        some = pool()
+        worker = join(some, 1)
+        bookings: dict[int, Booking] = {}
+        for number, step in steps:
+            booking = bookings.get(number)
+            if booking is None:
+                bookings[number] = some.book(worker.column, 10**number)
+            elif step == "f":
+                some.first_token(booking)
+            elif step == "r":
+                some.release(booking)
+            live = [each for each in bookings.values() if not each.released]
+            pending = sum(each.uncached_tokens for each in live if each.prefilling)
+            assert some.table.in_flight[worker.column] == len(live)
+            assert some.table.pending_prefill_tokens[worker.column] == pending
+
+    @pytest.mark.parametrize("again", [False, True])
+    def test_a_booking_that_outlives_its_worker_is_released_against_nothing(
+        self, again: bool
+    ) -> None:
+        """LE1: also when another worker has the column by then."""
+        some = pool()
+        worker = join(some, 1)
+        bookings = [some.book(worker.column, 50) for _ in range(2)]
+        assert some.tick(100.0) == [worker]
+        if again:
+            newcomer = join(some, 2, now=100.0)
+            assert newcomer.column == worker.column
+        some.first_token(bookings[0])
+        some.release(bookings[0])
+        some.release(bookings[1])
+        assert not some.table.in_flight.any()
+        assert not some.table.pending_prefill_tokens.any()
+
+
+class TestSuspicion:
+    def test_a_suspect_is_the_last_resort_for_a_while(self) -> None:
+        """RT1."""
+        some = pool(routing={"suspect_s": 2.0})
+        worker = join(some, 1)
+        some.suspect(worker, now=0.5)
+        assert some.table.last_resort(2.4)[worker.column]
+        assert not some.table.last_resort(2.5)[worker.column]
+
+    def test_marks_only_grow_longer(self) -> None:
+        """TM1."""
+        some = pool(routing={"suspect_s": 2.0})
+        worker = join(some, 1)
+        some.suspect(worker, now=5.0)
+        some.suspect(worker, now=1.0)
+        assert some.table.suspect_until[worker.column] == 7.0
+
+
+class TestTicks:
+    def test_a_silent_worker_leaves_the_pool(self) -> None:
+        some = pool(ReportPolicy(lost_after_s=15.0))
+        silent, talking = join(some, 1), join(some, 2)
+        some.report(talking, ready(), now=10.0)
+        assert some.tick(15.0) == []
+        assert some.tick(15.1) == [silent]
+        assert list(some.workers) == [address(2)]
+        assert not some.table.present[silent.column]
+        assert some.table.fresh_until[silent.column] == NEVER
+        with pytest.raises(KeyError):
+            some.worker_at(silent.column)
+
+    def test_workers_that_come_and_go_leave_nothing_behind(self) -> None:
+        """MM1."""
+        some = pool()
+        size = None
+        for number in range(100):
+            join(some, number, now=number * 100.0)
+            some.tick(number * 100.0)
+            size = size or some.index.nbytes
+            assert (len(some.workers), len(some.table), some.index.nbytes) == (1, 8, size)
+
+    def test_credit_without_digests_lives_for_minutes(self) -> None:
+        some = pool(overlay={"ttl_s": 10.0, "ttl_without_digest_s": 300.0})
+        worker = join(some, 1)
+        some.credit(worker, X)
+        for now in (300.0, 599.9):
+            some.report(worker, ready(), now)
+            some.tick(now)
+            assert held(some, worker) == 6
+        some.report(worker, ready(), 600.0)
+        some.tick(600.0)
+        assert held(some, worker) == 0
+
+    def test_credit_beside_digests_lives_for_seconds(self) -> None:
+        some = pool(overlay={"ttl_s": 10.0, "ttl_without_digest_s": 300.0})
+        worker = join(some, 1)
+        some.snapshot(worker, snapshot(Y), now=0.0)
+        some.credit(worker, X)
+        some.tick(10.0)
+        assert held(some, worker) == 6
+        some.report(worker, ready(), 20.0)
+        some.tick(20.0)
+        assert (held(some, worker), held(some, worker, Y)) == (0, 6)
+
+    def test_every_worker_of_a_large_pool_is_aged_in_turn(self) -> None:
+        """Ticks age few at a time; those that wait longest come first."""
+        some = pool(overlay={"ttl_without_digest_s": 1.0})
+        workers = [join(some, number) for number in range(40)]
+        for worker in workers:
+            some.credit(worker, X)
+        for tick in range(1, 7):
+            some.tick(float(tick))
+        assert [held(some, worker) for worker in workers] == [0] * 40
+
+    def test_no_credit_is_no_harm(self) -> None:
+        some = pool()
+        worker = join(some, 1)
+        some.credit(worker, no_keys())
+        assert some.index.overlay_keys(worker.column) == 0
