@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from workers.simulator.model import make_model_dir
+
+# A busy machine is no failure: no time limit for a single example.
+settings.register_profile("kvgate", deadline=None)
+settings.load_profile("kvgate")
 
 
 @pytest.fixture(scope="session")

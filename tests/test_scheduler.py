@@ -675,4 +675,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestAnyOrder = SchedulerMachine.TestCase
-TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +24,7 @@ from extproc.replies import DESTINATION, LEASE, MAX_PIECE_BYTES, ProcessingRespo
 from extproc.request.reader import read_request
 from extproc.scheduler import Decision
 from extproc.stream import Arrived, ProtocolViolation, RequestStream, ResponseStarted, Step
+from tests.support.builders import Fleet
 from tests.test_replies import set_headers
 
 FULL = ProcessingMode.FULL_DUPLEX_STREAMED
@@ -145,8 +147,21 @@ class TestFullDuplex:
             [b"", b"a", b"", b"b", b""],
             [b"x" * 200_000, b"y" * 62_000, b"z"],
             [b'{"a": "\xf0\x9f', b'\x99\x82"}'],
+            [b"\xef\xbb\xbf{}"],
+            [gzip.compress(b"{}")[:9], gzip.compress(b"{}")[9:]],
         ],
-        ids=["1", "3", "50", "empty last", "empty", "empty ones", "large", "split code point"],
+        ids=[
+            "1",
+            "3",
+            "50",
+            "empty last",
+            "empty",
+            "empty ones",
+            "large",
+            "split code point",
+            "byte order mark",
+            "gzip",
+        ],
     )
     def test_any_layout_of_chunks_is_answered_in_order(
         self, chunks: list[bytes], trailers: bool
@@ -159,7 +174,7 @@ class TestFullDuplex:
 
     @given(cuts=st.lists(st.integers(0, 80), max_size=6).map(sorted))
     def test_a_body_is_the_same_however_it_is_cut(self, cuts: list[int]) -> None:
-        """BP3: chunk borders inside code points included."""
+        """BP3: borders inside code points included."""
         body = '{"model": "sim", "messages": [{"role": "user", "content": "é🙂東"}]}'.encode()
         edges = [0, *(cut for cut in cuts if cut < len(body)), len(body)]
         chunks = [body[a:b] for a, b in pairwise(edges)]
@@ -300,6 +315,25 @@ class TestHeaders:
             talk = Dialogue().send(request_headers(PATH, header, ends=True))
             sent[size] = set_headers(talk.answers[0]).get("x-request-id")
         assert sent == {256: None, 257: "a" * 256, 65_536: "a" * 256}
+
+    def test_streams_with_one_request_id_have_leases_of_their_own(self) -> None:
+        """PR5: and the end of one leaves the other's."""
+        fleet = Fleet(workers=1)
+        header = HeaderValue(key="x-request-id", raw_value=b"a")
+        leases, tickets = [], []
+        for _ in range(2):
+            stream = RequestStream(100)
+            stream.receive(request_headers(PATH, header, ends=True))
+            ticket = fleet.arrive()
+            assert ticket.decision is not None
+            tickets.append(ticket)
+            leases += [set_headers(answer)[LEASE] for answer in stream.answer(ticket.decision)]
+        assert leases == [ticket.id for ticket in tickets]
+        assert len(set(leases)) == 2
+        fleet.scheduler.finish(tickets[0], 1.0)
+        assert fleet.admission.running == 1
+        fleet.scheduler.finish(tickets[1], 2.0)
+        assert fleet.idle()
 
     def test_without_a_request_id_nothing_is_missing(self) -> None:
         """PR5."""

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import InvalidJson, InvalidRequest, Refusal
+from extproc.policy import RequestPolicy
 from extproc.replies import error_body
 from extproc.request.openai import (
     ChatBody,
@@ -24,6 +25,7 @@ from extproc.request.profile import (
     TokenPrompt,
     UnknownPrompt,
 )
+from extproc.request.reader import read_request
 
 CANARY = "SECRET-CANARY-123"
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -253,9 +255,9 @@ def test_no_refusal_quotes_the_request(fields: dict[str, Any], cut: int) -> None
     """SE3: a canary anywhere in a wrong body is in no message and no error body."""
     raw = json.dumps(fields).encode()
     refusals: list[Refusal] = []
-    for read in (chat_profile, completion_profile, embedding_profile):
+    for path in ("chat/completions", "completions", "embeddings", "responses", "messages"):
         try:
-            read(raw[: len(raw) - cut])
+            read_request({":path": f"/v1/{path}"}, raw[: len(raw) - cut], RequestPolicy())
         except Refusal as refusal:
             refusals.append(refusal)
     assert refusals or not cut
