@@ -10,13 +10,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
 from extproc.cache.feed import Delta, Snapshot
 from extproc.errors import DigestError
-from extproc.fleet.worker import LoadReport, Worker
+from extproc.fleet.worker import (
+    EngineError,
+    Introduction,
+    LoadReport,
+    Outcome,
+    Worker,
+    WorkerState,
+)
 from extproc.generated.kvgate.v1 import agent_pb2
 from extproc.policy import ReportPolicy, normal_address
 from extproc.scheduler import ModelLane, Scheduler, Ticket
@@ -25,6 +32,29 @@ from extproc.telemetry.metrics import Metrics
 logger = logging.getLogger("kvgate.control")
 
 SERVICE = "kvgate.v1.Fleet"
+_MAX_NAME_CHARS = 256
+_MAX_ADAPTERS = 1_024
+_STATES = {
+    agent_pb2.WORKER_STATE_STARTING: WorkerState.STARTING,
+    agent_pb2.WORKER_STATE_READY: WorkerState.READY,
+    agent_pb2.WORKER_STATE_DRAINING: WorkerState.DRAINING,
+    agent_pb2.WORKER_STATE_DRAINED: WorkerState.DRAINED,
+    agent_pb2.WORKER_STATE_ASLEEP: WorkerState.ASLEEP,
+    agent_pb2.WORKER_STATE_FROZEN: WorkerState.FROZEN,
+    agent_pb2.WORKER_STATE_DOWN: WorkerState.DOWN,
+}
+_ERRORS = {
+    agent_pb2.ENGINE_ERROR_NONE: EngineError.NONE,
+    agent_pb2.ENGINE_ERROR_CLIENT: EngineError.CLIENT,
+    agent_pb2.ENGINE_ERROR_TOO_LONG: EngineError.TOO_LONG,
+    agent_pb2.ENGINE_ERROR_QUEUE_FULL: EngineError.QUEUE_FULL,
+    agent_pb2.ENGINE_ERROR_KV_EXHAUSTED: EngineError.KV_EXHAUSTED,
+    agent_pb2.ENGINE_ERROR_ENGINE_DEAD: EngineError.ENGINE_DEAD,
+    agent_pb2.ENGINE_ERROR_SHUTTING_DOWN: EngineError.SHUTTING_DOWN,
+    agent_pb2.ENGINE_ERROR_STREAM: EngineError.STREAM,
+    agent_pb2.ENGINE_ERROR_CLIENT_GONE: EngineError.CLIENT_GONE,
+    agent_pb2.ENGINE_ERROR_OTHER: EngineError.OTHER,
+}
 _Context: TypeAlias = grpc.aio.ServicerContext
 
 
@@ -48,7 +78,7 @@ class FleetService:
         self._metrics = metrics
         self._clock = clock
         self._wake = wake
-        self._streams: dict[str, object] = {}
+        self._streams: dict[str, _Context] = {}
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What to register with a gRPC server."""
@@ -59,6 +89,21 @@ class FleetService:
         )
         return grpc.method_handlers_generic_handler(SERVICE, {"Report": method})
 
+    async def drain(self, address: str, deadline_s: float) -> bool:
+        """Tell a worker's agent to take nothing new; False if no agent speaks for it."""
+        return await self._command(address, _drain_message(deadline_s))
+
+    async def resume(self, address: str) -> bool:
+        """Undo a drain; False if no agent speaks for the worker."""
+        return await self._command(address, agent_pb2.SchedulerMessage(resume=agent_pb2.Resume()))
+
+    async def _command(self, address: str, message: agent_pb2.SchedulerMessage) -> bool:
+        stream = self._streams.get(address)
+        if stream is None:
+            return False
+        await stream.write(message)
+        return True
+
     async def _report(self, _requests: object, context: _Context) -> None:
         first = await context.read()
         if first is grpc.aio.EOF:
@@ -66,18 +111,17 @@ class FleetService:
         if first.WhichOneof("kind") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is a hello")
         lane, worker = await self._introduce(first.hello, context)
-        me = object()
-        self._streams[worker.address] = me
+        self._streams[worker.address] = context
         logger.info("agent connected", extra={"facts": {"worker": worker.address}})
         try:
             await context.write(self._settings(lane))
             while (message := await context.read()) is not grpc.aio.EOF:
-                if self._streams.get(worker.address) is not me:
+                if self._streams.get(worker.address) is not context:
                     await context.abort(grpc.StatusCode.ABORTED, "a newer stream took over")
                 if (resync := self._take(lane, worker, message)) is not None:
                     await context.write(resync)
         finally:
-            if self._streams.get(worker.address) is me:
+            if self._streams.get(worker.address) is context:
                 del self._streams[worker.address]
             logger.info("agent gone", extra={"facts": {"worker": worker.address}})
 
@@ -94,8 +138,14 @@ class FleetService:
         if lane is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no pool serves its models")
             raise AssertionError("abort returned")
-        models = tuple(hello.models)
-        worker = self._scheduler.hello(lane, address, models, hello.max_running, self._clock())
+        introduction = Introduction(
+            address=address,
+            models=tuple(hello.models),
+            max_running=hello.max_running,
+            sends_digests=hello.kv_events,
+            engine=hello.engine[:_MAX_NAME_CHARS],
+        )
+        worker = self._scheduler.hello(lane, introduction, self._clock())
         if worker is None:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the pool is full")
             raise AssertionError("abort returned")
@@ -115,6 +165,17 @@ class FleetService:
         )
         return agent_pb2.SchedulerMessage(settings=settings)
 
+    def _take_load(self, lane: ModelLane, worker: Worker, load: LoadReport, now: float) -> None:
+        before = worker.last_report.state if worker.last_report else None
+        self._wake(self._scheduler.report(lane, worker, load, now))
+        if load.state is not before:
+            facts = {"worker": worker.address, "state": load.state.value}
+            logger.info("worker state", extra={"facts": facts})
+
+    def _take_outcome(self, lane: ModelLane, worker: Worker, outcome: Outcome, now: float) -> None:
+        self._metrics.of(lane.pool.policy.model).count_outcome(outcome.error.value)
+        self._wake(self._scheduler.outcome(worker, outcome, now))
+
     def _take(
         self, lane: ModelLane, worker: Worker, message: agent_pb2.AgentMessage
     ) -> agent_pb2.SchedulerMessage | None:
@@ -126,11 +187,10 @@ class FleetService:
             raise ConnectionResetError("worker left the pool")
         try:
             if kind == "load":
-                was_ready = worker.last_report is not None and worker.last_report.ready
-                self._wake(self._scheduler.report(lane, worker, _load(message.load), now))
-                if was_ready != message.load.ready:
-                    facts = {"worker": worker.address, "ready": message.load.ready}
-                    logger.info("worker state", extra={"facts": facts})
+                self._take_load(lane, worker, _load(message.load), now)
+            elif kind == "finished":
+                for outcome in message.finished.outcomes:
+                    self._take_outcome(lane, worker, _outcome(outcome), now)
             elif kind == "snapshot":
                 self._scheduler.snapshot(lane, worker, _snapshot(message.snapshot), now)
             elif kind == "delta":
@@ -146,13 +206,49 @@ class FleetService:
         return None
 
 
+def _drain_message(deadline_s: float) -> agent_pb2.SchedulerMessage:
+    return agent_pb2.SchedulerMessage(drain=agent_pb2.Drain(deadline_s=deadline_s))
+
+
 def _load(load: agent_pb2.Load) -> LoadReport:
+    signals = {
+        field.name: value for field, value in load.signals.ListFields() if math.isfinite(value)
+    }
     return LoadReport(
-        ready=load.ready,
+        state=_state(load),
         running=_gauge(load, "running"),
         waiting=_gauge(load, "waiting"),
         kv_usage=_gauge(load, "kv_usage"),
         age_s=max(0.0, load.age_s) if math.isfinite(load.age_s) else math.inf,
+        leases=frozenset(load.in_flight_leases) if load.leases_known else None,
+        adapters=tuple(name[:_MAX_NAME_CHARS] for name in load.adapters[:_MAX_ADAPTERS]),
+        max_adapters=load.max_adapters,
+        signals=signals,
+        left_out=dict(load.left_out),
+        lost_events=load.lost_events,
+    )
+
+
+def _state(load: agent_pb2.Load) -> WorkerState:
+    known = _STATES.get(load.state)
+    if known is not None:
+        return known
+    return WorkerState.READY if load.ready else WorkerState.DOWN
+
+
+def _outcome(message: agent_pb2.Outcome) -> Outcome:
+    def given(name: str) -> Any:
+        return getattr(message, name) if message.HasField(name) else None
+
+    return Outcome(
+        lease=message.lease,
+        status=message.status,
+        error=_ERRORS.get(message.error, EngineError.UNKNOWN),
+        duration_s=message.duration_s,
+        ttft_s=given("ttft_s"),
+        prompt_tokens=given("prompt_tokens"),
+        output_tokens=given("output_tokens"),
+        cached_tokens=given("cached_tokens"),
     )
 
 
@@ -179,4 +275,10 @@ def _snapshot(message: agent_pb2.DigestSnapshot) -> Snapshot:
 
 
 def _delta(message: agent_pb2.DigestDelta) -> Delta:
-    return Delta(message.epoch, message.sequence, message.added_keys)
+    return Delta(
+        message.epoch,
+        message.sequence,
+        message.added_keys,
+        message.cleared_bits,
+        message.removed_keys,
+    )

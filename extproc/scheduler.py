@@ -8,7 +8,7 @@ in the server and under virtual time.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc.admission.controller import AdmissionController
@@ -16,13 +16,24 @@ from extproc.admission.lease import Lease
 from extproc.cache.feed import Delta, Snapshot
 from extproc.errors import ModelNotFound, NoReadyWorker, Refusal
 from extproc.fleet.pool import Pool
-from extproc.fleet.worker import Booking, LoadReport, Worker
+from extproc.fleet.worker import (
+    Booking,
+    EngineError,
+    Introduction,
+    LoadReport,
+    Outcome,
+    Worker,
+)
 from extproc.policy import Policy
 from extproc.request.profile import Endpoint, RequestProfile
 from extproc.routing.router import Route, route
 from extproc.tokens.keyer import PromptKeyer, PromptKeys
 
 _RETRY_NO_WORKER_S = 1.0
+_RETRIED_ELSEWHERE = frozenset(
+    {EngineError.QUEUE_FULL, EngineError.ENGINE_DEAD, EngineError.SHUTTING_DOWN}
+)
+"""Errors that Envoy's retries answer: before the first token the request goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,7 @@ class Ticket:
         "id",
         "lane",
         "lease",
+        "outcome",
         "profile",
         "prompts",
         "refusal",
@@ -76,6 +88,7 @@ class Ticket:
         self.booking: Booking | None = None
         self.decision: Decision | None = None
         self.refusal: Refusal | None = None
+        self.outcome: Outcome | None = None
         self.served_by: str | None = None
         self.ended = False
 
@@ -88,6 +101,18 @@ class ModelLane:
         self.admission = admission
         self.keyer = keyer
         self.waiting: dict[str, Ticket] = {}
+
+    def has_capacity(self) -> Callable[[str], bool]:
+        """Whether a worker has room for a waiting request; good until something is booked."""
+        by_model: dict[str | None, bool] = {}
+
+        def check(ticket_id: str) -> bool:
+            model = self.waiting[ticket_id].profile.model
+            if model not in by_model:
+                by_model[model] = bool(self.pool.has_slot(model).any())
+            return by_model[model]
+
+        return check
 
 
 class Scheduler:
@@ -105,6 +130,7 @@ class Scheduler:
         self.policy = policy
         self._rng = rng
         self.lanes: dict[str, ModelLane] = {}
+        self._tickets: dict[str, Ticket] = {}
         self._by_name: dict[str, ModelLane] = {}
         for pool_policy in policy.pools:
             lane = ModelLane(
@@ -123,7 +149,8 @@ class Scheduler:
             ModelNotFound: no pool serves its model.
             NoReadyWorker: it names no model, and no pool can serve.
         """
-        lane = self._by_name.get(profile.model or "")
+        name = profile.model or ""
+        lane = self._by_name.get(name) or self._lane_of_adapter(name)
         if lane is not None:
             return lane
         if profile.endpoint is not Endpoint.PASS:
@@ -132,6 +159,10 @@ class Scheduler:
             if candidate.pool.table.usable().any():
                 return candidate
         raise _no_worker()
+
+    def _lane_of_adapter(self, name: str) -> ModelLane | None:
+        """The pool where a worker has loaded an adapter that the policy does not name."""
+        return next((lane for lane in self.lanes.values() if lane.pool.serves(name)), None)
 
     def lane_of_agent(self, models: Sequence[str]) -> ModelLane | None:
         """The pool of a worker that serves these models."""
@@ -146,14 +177,15 @@ class Scheduler:
             NoReadyWorker, QueueFull: it can neither run nor wait.
         """
         ticket = Ticket(f"{self._rng.getrandbits(64):016x}", lane, profile, prompts, now)
-        table = lane.pool.table
-        if not table.usable().any():
+        pool, model = lane.pool, profile.model
+        if not pool.usable(model).any():
             raise _no_worker()
         if not profile.counted:
             self._route(ticket, now)
             return ticket
-        has_capacity = bool(table.has_slot().any())
+        has_capacity = bool(pool.has_slot(model).any())
         ticket.lease = lane.admission.admit(ticket.id, now, has_capacity=has_capacity)
+        self._tickets[ticket.id] = ticket
         if ticket.lease is None:
             lane.waiting[ticket.id] = ticket
         else:
@@ -186,19 +218,28 @@ class Scheduler:
             return []
         ticket.ended = True
         lane = ticket.lane
+        self._tickets.pop(ticket.id, None)
         if lane.waiting.pop(ticket.id, None) is not None:
             lane.admission.leave(ticket.id)
-        if ticket.booking is not None:
-            lane.pool.release(ticket.booking)
-        if ticket.lease is not None:
-            lane.admission.release(ticket.lease, now)
-        return self._dispatch(lane, now)
+        return self._release(ticket, now)
 
-    def hello(
-        self, lane: ModelLane, address: str, models: tuple[str, ...], max_running: int, now: float
-    ) -> Worker | None:
+    def outcome(self, worker: Worker, outcome: Outcome, now: float) -> list[Ticket]:
+        """An engine has finished a request: what it held is free, whatever Envoy still says.
+
+        An outcome of a worker that does not hold the request changes nothing: Envoy took it
+        elsewhere after that worker failed.
+        """
+        ticket = self._tickets.get(outcome.lease)
+        if ticket is None or ticket.booking is None or ticket.booking.worker is not worker:
+            return []
+        ticket.outcome = outcome
+        if outcome.error in _RETRIED_ELSEWHERE and ticket.started_at is None:
+            return []
+        return self._release(ticket, now)
+
+    def hello(self, lane: ModelLane, hello: Introduction, now: float) -> Worker | None:
         """An agent's stream begins; None when the pool is full."""
-        return lane.pool.hello(address, models, max_running, now)
+        return lane.pool.hello(hello, now)
 
     def report(self, lane: ModelLane, worker: Worker, load: LoadReport, now: float) -> list[Ticket]:
         """A worker's load."""
@@ -234,13 +275,13 @@ class Scheduler:
         if not lane.waiting:
             return []
         expired = lane.admission.expired(now)
-        woken = [_refuse(lane.waiting.pop(ticket_id), refusal) for ticket_id, refusal in expired]
+        woken = [self._refuse(lane, ticket_id, refusal) for ticket_id, refusal in expired]
         table = lane.pool.table
         if not table.usable().any():
             abandoned = lane.admission.abandon()
-            return woken + [_refuse(lane.waiting.pop(each), _no_worker()) for each in abandoned]
+            return woken + [self._refuse(lane, each, _no_worker()) for each in abandoned]
         while table.has_slot().any():
-            granted = lane.admission.next_waiting(now)
+            granted = lane.admission.next_waiting(now, lane.has_capacity())
             if granted is None:
                 break
             ticket = lane.waiting.pop(granted[0])
@@ -249,11 +290,32 @@ class Scheduler:
             woken.append(ticket)
         return woken
 
+    def _release(self, ticket: Ticket, now: float) -> list[Ticket]:
+        if ticket.booking is not None:
+            ticket.lane.pool.release(ticket.booking)
+        if ticket.lease is not None:
+            ticket.lane.admission.release(ticket.lease, now)
+        return self._dispatch(ticket.lane, now)
+
+    def _refuse(self, lane: ModelLane, ticket_id: str, refusal: Refusal) -> Ticket:
+        ticket = lane.waiting.pop(ticket_id)
+        del self._tickets[ticket_id]
+        ticket.refusal = refusal
+        ticket.ended = True
+        return ticket
+
     def _route(self, ticket: Ticket, now: float) -> None:
         """Pick and book in one step."""
-        pool = ticket.lane.pool
-        chosen = route(pool, ticket.prompts, now, self._rng, needs_slot=ticket.profile.counted)
-        ticket.booking = pool.book(chosen.columns[0], chosen.uncached_tokens)
+        pool, profile = ticket.lane.pool, ticket.profile
+        chosen = route(
+            pool,
+            ticket.prompts,
+            now,
+            self._rng,
+            model=profile.model,
+            needs_slot=profile.counted,
+        )
+        ticket.booking = pool.book(chosen.columns[0], chosen.uncached_tokens, ticket.id)
         self._credit(ticket, ticket.booking.worker)
         ticket.decision = _decision(ticket, chosen, now)
 
@@ -270,7 +332,7 @@ class Scheduler:
         if worker is None:
             return
         pool.release(booking)
-        ticket.booking = pool.book(worker.column, 0)
+        ticket.booking = pool.book(worker.column, 0, ticket.id)
         self._credit(ticket, worker)
 
 
@@ -283,12 +345,6 @@ def _decision(ticket: Ticket, chosen: Route, now: float) -> Decision:
         prompt_tokens=chosen.prompt_tokens,
         queue_wait_s=now - ticket.arrived_at,
     )
-
-
-def _refuse(ticket: Ticket, refusal: Refusal) -> Ticket:
-    ticket.refusal = refusal
-    ticket.ended = True
-    return ticket
 
 
 def _no_worker() -> NoReadyWorker:

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from extproc.errors import ModelNotFound, NoReadyWorker, QueueFull, QueueTimeout
-from extproc.fleet.worker import LoadReport, Worker
+from extproc.fleet.worker import (
+    EngineError,
+    Introduction,
+    LoadReport,
+    Outcome,
+    Worker,
+    WorkerState,
+)
 from extproc.request.profile import Endpoint
 from extproc.scheduler import Scheduler, Ticket
 from extproc.tokens.keyer import PromptKeys
@@ -32,7 +39,7 @@ from tests.support.builders import (
 
 X = prompt_keys(text_blocks(1, 20))
 Y = prompt_keys(text_blocks(2, 20))
-GONE = LoadReport(ready=False)
+GONE = LoadReport(WorkerState.DOWN)
 
 
 def decided(ticket: Ticket) -> tuple[str, ...]:
@@ -91,7 +98,7 @@ class TestStart:
     def test_the_first_report_makes_a_worker_of_it(self) -> None:
         """SU1."""
         fleet = Fleet()
-        worker = fleet.scheduler.hello(fleet.lane, address(1), (MODEL,), 4, now=0.0)
+        worker = fleet.scheduler.hello(fleet.lane, Introduction(address(1), (MODEL,), 4), now=0.0)
         assert worker is not None
         with pytest.raises(NoReadyWorker):
             fleet.arrive(X)
@@ -123,8 +130,8 @@ class TestStart:
     def test_a_full_pool_says_so_to_the_agent(self) -> None:
         some = scheduler(reports={"max_workers": 1})
         lane = some.lanes[MODEL]
-        assert some.hello(lane, address(1), (MODEL,), 0, now=0.0) is not None
-        assert some.hello(lane, address(2), (MODEL,), 0, now=0.0) is None
+        assert some.hello(lane, Introduction(address(1), (MODEL,), 0), now=0.0) is not None
+        assert some.hello(lane, Introduction(address(2), (MODEL,), 0), now=0.0) is None
 
 
 class TestDecisions:
@@ -473,7 +480,9 @@ class TestResponses:
     def test_the_list_holds_ipv6_in_brackets(self) -> None:
         """RT1."""
         fleet = Fleet()
-        worker = fleet.scheduler.hello(fleet.lane, "[fd00::5]:8000", (MODEL,), 0, now=0.0)
+        worker = fleet.scheduler.hello(
+            fleet.lane, Introduction("[fd00::5]:8000", (MODEL,), 0), now=0.0
+        )
         assert worker is not None
         fleet.scheduler.report(fleet.lane, worker, ready(), now=0.0)
         assert decided(fleet.arrive(X)) == ("[fd00::5]:8000",)
@@ -563,9 +572,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 3), foreign=st.integers(0, 4), is_ready=st.booleans())
     def speak(self, number: int, foreign: int = 0, is_ready: bool = True) -> None:
         """An agent's hello and report."""
-        worker = self.scheduler.hello(self.lane, address(number), (MODEL,), self.SLOTS, self.now)
+        worker = self.scheduler.hello(
+            self.lane, Introduction(address(number), (MODEL,), self.SLOTS), self.now
+        )
         assert worker is not None
-        load = LoadReport(ready=is_ready, running=float(foreign))
+        load = LoadReport(
+            WorkerState.READY if is_ready else WorkerState.DOWN, running=float(foreign)
+        )
         self.woken(self.scheduler.report(self.lane, worker, load, self.now))
 
     @rule(number=st.integers(0, 3), seed=st.integers(0, 3), epoch=st.integers(1, 3))
@@ -676,3 +689,75 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestAnyOrder = SchedulerMachine.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+class TestOutcomes:
+    """What an engine's middleware tells ends a lease, once."""
+
+    def outcome(self, ticket: Ticket, error: EngineError = EngineError.NONE) -> Outcome:
+        return Outcome(ticket.id, 200, error, duration_s=1.0, cached_tokens=32)
+
+    def test_a_finished_request_frees_its_slot_before_envoy_says_so(self) -> None:
+        fleet = Fleet(workers=1, slots=1)
+        first, second = fleet.arrive(X), fleet.arrive(Y)
+        assert second.decision is None
+        woken = fleet.scheduler.outcome(fleet.workers[0], self.outcome(first), now=1.0)
+        assert woken == [second]
+        assert first.outcome is not None
+        assert fleet.scheduler.finish(first, now=2.0) == []
+        fleet.scheduler.finish(second, now=3.0)
+        assert fleet.idle()
+
+    def test_a_worker_that_does_not_hold_the_request_frees_nothing(self) -> None:
+        fleet = Fleet(workers=2, slots=1)
+        first = fleet.arrive(X)
+        assert first.booking is not None
+        other = next(w for w in fleet.workers if w is not first.booking.worker)
+        assert fleet.scheduler.outcome(other, self.outcome(first), now=1.0) == []
+        assert fleet.admission.running == 1
+
+    def test_an_error_that_envoy_retries_keeps_the_lease(self) -> None:
+        fleet = Fleet(workers=2, slots=1)
+        first = fleet.arrive(X)
+        assert first.booking is not None
+        failed = first.booking.worker
+        dead = self.outcome(first, EngineError.ENGINE_DEAD)
+        fleet.scheduler.outcome(failed, dead, now=1.0)
+        assert fleet.admission.running == 1
+        fleet.scheduler.response_started(first, None, 1, now=2.0)
+        fleet.scheduler.outcome(failed, dead, now=3.0)
+        assert fleet.admission.running == 0, "after the first token nothing is retried"
+        fleet.scheduler.finish(first, now=4.0)
+        assert fleet.idle()
+
+    def test_an_unknown_or_ended_lease_is_no_news(self) -> None:
+        fleet = Fleet(workers=1)
+        first = fleet.arrive(X)
+        fleet.scheduler.finish(first, now=1.0)
+        assert fleet.scheduler.outcome(fleet.workers[0], self.outcome(first), now=2.0) == []
+        assert first.outcome is None
+        assert fleet.idle()
+
+
+class TestAdapters:
+    def test_an_adapter_loaded_at_run_time_finds_its_pool_and_worker(self) -> None:
+        fleet = Fleet(workers=2)
+        with pytest.raises(ModelNotFound):
+            fleet.scheduler.lane_for(profile(model="lora"))
+        fleet.scheduler.report(fleet.lane, fleet.workers[1], ready(adapters=("lora",)), now=1.0)
+        assert fleet.scheduler.lane_for(profile(model="lora")) is fleet.lane
+        for _ in range(5):
+            ticket = fleet.arrive(X, profile=profile(model="lora"))
+            assert decided(ticket) == (address(1),)
+
+    def test_an_adapter_without_room_does_not_hold_up_others(self) -> None:
+        fleet = Fleet(workers=2, slots=1)
+        fleet.scheduler.report(fleet.lane, fleet.workers[0], ready(adapters=("lora",)), now=0.0)
+        lora = profile(model="lora")
+        running = fleet.arrive(X, profile=lora)
+        waiting, behind = (fleet.arrive(X, profile=lora) for _ in range(2))
+        other = fleet.arrive(Y)
+        assert (waiting.decision, behind.decision) == (None, None)
+        assert other.decision is None, "nobody overtakes at the door"
+        assert fleet.scheduler.tick(now=1.0) == [other]
+        assert fleet.scheduler.finish(running, now=2.0) == [waiting]

@@ -66,9 +66,12 @@ def _workers(pool: Pool, now: float) -> list[dict[str, Any]]:
 def _worker(pool: Pool, worker: Worker, now: float) -> dict[str, Any]:
     table, column = pool.table, worker.column
     updated_at = worker.feed.updated_at
+    report = worker.last_report
     return {
         "address": worker.address,
-        "models": worker.models,
+        "engine": worker.engine,
+        "names": sorted(worker.names),
+        "state": report.state.value if report else None,
         "ready": bool(table.ready[column]),
         "last_resort": bool(table.last_resort(now)[column]),
         "slots": int(table.slots[column]),
@@ -76,10 +79,13 @@ def _worker(pool: Pool, worker: Worker, now: float) -> dict[str, Any]:
         "foreign": int(table.foreign[column]),
         "pending_prefill_tokens": int(table.pending_prefill_tokens[column]),
         "report_age_s": round(now - worker.reported_at, 3) if worker.reports else None,
+        "signals": report.signals if report else {},
+        "lost_events": report.lost_events if report else 0,
         "digest": {
             "epoch": worker.feed.epoch,
             "keys": worker.feed.count,
             "age_s": None if updated_at is None else round(now - updated_at, 3),
             "overlay_keys": pool.index.overlay_keys(column),
+            "left_out": report.left_out if report else {},
         },
     }

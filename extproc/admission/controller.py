@@ -8,7 +8,7 @@ asked of the caller, so that it is always clear which of the two holds a request
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from extproc.admission.drain_rate import DrainRate
 from extproc.admission.lease import Lease
@@ -64,11 +64,16 @@ class AdmissionController:
         self._queue[request_id] = now
         return None
 
-    def next_waiting(self, now: float) -> tuple[str, Lease] | None:
-        """Grant a lease to the head of the queue; the caller has seen to worker capacity."""
-        if not self._queue or not self._has_quota():
+    def next_waiting(
+        self, now: float, has_capacity: Callable[[str], bool]
+    ) -> tuple[str, Lease] | None:
+        """Grant a lease to the first in the queue that a worker has room for."""
+        if not self._has_quota():
             return None
-        request_id, _ = self._queue.popitem(last=False)
+        request_id = next(filter(has_capacity, self._queue), None)
+        if request_id is None:
+            return None
+        del self._queue[request_id]
         return request_id, self._grant(request_id, now)
 
     def release(self, lease: Lease, now: float) -> None:

@@ -183,6 +183,11 @@ def set_bits(packed: PackedBits, positions: npt.NDArray[np.int64]) -> None:
     np.bitwise_or.at(packed, positions >> 3, (1 << (positions & 7)).astype(np.uint8))
 
 
+def clear_bits(packed: PackedBits, positions: npt.NDArray[np.int64]) -> None:
+    """Clear flat bit positions in place; repeated positions are fine."""
+    np.bitwise_and.at(packed, positions >> 3, (~(1 << (positions & 7))).astype(np.uint8))
+
+
 def test_bits(packed: PackedBits, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Which positions are set, same shape as ``positions``."""
     found: npt.NDArray[np.bool_] = ((packed[positions >> 3] >> (positions & 7)) & 1).astype(bool)

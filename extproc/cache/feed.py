@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from extproc.cache.digest import HASH_NAME, WIRE_VERSION, DigestShape, check_packed
 from extproc.cache.index import PrefixIndex
 from extproc.errors import DigestError
+from extproc.tokens.blocks import Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,17 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Keys new since the message before: little-endian uint64 each."""
+    """What changed since the message before.
+
+    ``added_keys``: little-endian uint64 each. ``cleared_bits``: bits of the filter that no
+    key holds any more, little-endian uint32 each. ``removed_keys``: how many keys left.
+    """
 
     epoch: int
     sequence: int
     added_keys: bytes
+    cleared_bits: bytes = b""
+    removed_keys: int = 0
 
 
 class DigestFeed:
@@ -89,7 +97,7 @@ class DigestFeed:
         return True
 
     def apply_delta(self, delta: Delta, now: float) -> None:
-        """Add keys to the column.
+        """Add keys to the column and clear the bits of those that left.
 
         Raises:
             DigestError: a message is missing before this one, or it is malformed.
@@ -99,16 +107,28 @@ class DigestFeed:
             raise DigestError(
                 f"delta {delta.epoch}/{delta.sequence} does not follow {self.epoch}/{expected}"
             )
-        if len(delta.added_keys) % 8:
-            raise DigestError(f"delta has {len(delta.added_keys)} bytes, not a multiple of 8")
-        keys = np.frombuffer(delta.added_keys, dtype="<u8")
-        capacity = self._index.shape.capacity
-        if self.count + len(keys) > capacity:
-            raise DigestError(f"delta takes the digest over its capacity of {capacity} keys")
+        keys, cleared = self._parts(delta)
+        if len(cleared):
+            self._index.clear_bits(self._column, cleared)
         self._index.add_keys(self._column, keys)
         self._sequence = delta.sequence
-        self.count += len(keys)
+        self.count += len(keys) - delta.removed_keys
         self.updated_at = now
+
+    def _parts(self, delta: Delta) -> tuple[Keys, npt.NDArray[np.int64]]:
+        """Added keys and cleared bits, checked."""
+        if len(delta.added_keys) % 8:
+            raise DigestError(f"delta has {len(delta.added_keys)} bytes, not a multiple of 8")
+        if len(delta.cleared_bits) % 4:
+            raise DigestError(f"delta clears {len(delta.cleared_bits)} bytes, not a multiple of 4")
+        keys = np.frombuffer(delta.added_keys, dtype="<u8")
+        cleared = np.frombuffer(delta.cleared_bits, dtype="<u4").astype(np.int64)
+        shape = self._index.shape
+        if len(cleared) and cleared.max() >= shape.num_bits:
+            raise DigestError(f"delta clears bit {cleared.max()} of {shape.num_bits}")
+        if not 0 <= self.count + len(keys) - delta.removed_keys <= shape.capacity:
+            raise DigestError(f"delta takes the digest out of 0..{shape.capacity} keys")
+        return keys, cleared
 
     def forget(self) -> None:
         """Empty the column: no credit until the next good snapshot."""

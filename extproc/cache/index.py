@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from extproc.cache.digest import DigestShape, PackedBits, set_bits
+from extproc.cache.digest import DigestShape, PackedBits, clear_bits, set_bits, test_bits
 from extproc.tokens.blocks import Keys
 
 Runs = npt.NDArray[np.int64]
@@ -98,6 +98,16 @@ class PrefixIndex:
         positions = self.shape.positions(keys).reshape(-1)
         set_bits(column.digest_bits, positions)
         self._set(number, column, positions)
+
+    def clear_bits(self, number: int, positions: npt.NDArray[np.int64]) -> None:
+        """Clear bits of the worker's digest; what the overlay holds stays until it expires."""
+        column = self._columns[number]
+        clear_bits(column.digest_bits, positions)
+        overlay = column.current + column.older
+        if overlay:
+            positions = positions[~test_bits(self._bits(overlay), positions)]
+        clear_bits(column.live_bits, positions)
+        self._matrix[positions, number >> 3] &= np.uint8(~(1 << (number & 7)) & 0xFF)
 
     def overlay(self, number: int, keys: Keys) -> None:
         """Credit a worker with keys just routed to it, for one to two generations."""

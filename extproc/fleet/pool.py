@@ -7,12 +7,14 @@ reports are recent.
 
 from __future__ import annotations
 
+import numpy as np
+
 from extproc.cache.digest import DigestShape
 from extproc.cache.feed import Delta, DigestFeed, Snapshot
 from extproc.cache.index import PrefixIndex
 from extproc.errors import DigestError
-from extproc.fleet.table import ALWAYS, NEVER, WorkerTable
-from extproc.fleet.worker import Booking, LoadReport, Worker
+from extproc.fleet.table import ALWAYS, NEVER, Bools, WorkerTable
+from extproc.fleet.worker import Booking, Introduction, LoadReport, Worker, WorkerState
 from extproc.policy import PoolPolicy, ReportPolicy
 from extproc.tokens.blocks import Keys
 
@@ -31,25 +33,27 @@ class Pool:
         self.table = WorkerTable()
         self.workers: dict[str, Worker] = {}
         self._by_column: dict[int, Worker] = {}
+        self._leases: set[str] = set()
+        self._serving: dict[str, Bools] = {}
         for address in policy.workers:
             self._add(address, reports=False, now=now)
 
-    def hello(
-        self, address: str, models: tuple[str, ...], max_running: int, now: float
-    ) -> Worker | None:
+    def hello(self, hello: Introduction, now: float) -> Worker | None:
         """An agent's stream begins; None when the pool has no room for another worker."""
-        worker = self.workers.get(address)
+        worker = self.workers.get(hello.address)
         if worker is None:
             if len(self.workers) >= self._reports.max_workers:
                 return None
-            worker = self._add(address, reports=True, now=now)
+            worker = self._add(hello.address, reports=True, now=now)
         elif not worker.reports:
             self._lead_by_reports(worker)
-        worker.models = models
+        worker.engine = hello.engine
+        worker.sends_digests = hello.sends_digests
         worker.reported_at = now
         worker.feed.open_stream()
+        self._serve(worker, hello.models)
         self.table.slots[worker.column] = (
-            max_running or self.policy.routing.max_in_flight_per_worker
+            hello.max_running or self.policy.routing.max_in_flight_per_worker
         )
         return worker
 
@@ -58,13 +62,16 @@ class Pool:
         column = worker.column
         worker.last_report = load
         worker.reported_at = now
-        self.table.ready[column] = load.ready
+        self.table.ready[column] = load.state is WorkerState.READY
         self.table.fresh_until[column] = now - load.age_s + self._reports.stale_after_s
-        if not load.ready:
+        if not load.state.keeps_cache:
             # An engine that is gone comes back empty; its next snapshot says what it has.
             self.forget_digest(worker)
-        seen = (load.running or 0) + (load.waiting or 0)
-        self.table.foreign[column] = max(0, round(seen) - worker.peak_in_flight)
+        if load.adapters:
+            self._serve(worker, (self.policy.model, *self.policy.aliases, *load.adapters))
+        seen = round((load.running or 0) + (load.waiting or 0))
+        ours = worker.peak_in_flight if load.leases is None else len(load.leases & self._leases)
+        self.table.foreign[column] = max(0, seen - ours)
         worker.peak_in_flight = int(self.table.in_flight[column])
 
     def snapshot(self, worker: Worker, snapshot: Snapshot, now: float) -> None:
@@ -101,13 +108,14 @@ class Pool:
         column = worker.column
         self.table.suspect_until[column] = max(self.table.suspect_until[column], until)
 
-    def book(self, column: int, uncached_tokens: int) -> Booking:
+    def book(self, column: int, uncached_tokens: int, lease: str) -> Booking:
         """Count a request on its worker, before anybody is told of it."""
         worker = self._by_column[column]
+        self._leases.add(lease)
         self.table.in_flight[column] += 1
         self.table.pending_prefill_tokens[column] += uncached_tokens
         worker.peak_in_flight = max(worker.peak_in_flight, int(self.table.in_flight[column]))
-        return Booking(worker, uncached_tokens)
+        return Booking(worker, uncached_tokens, lease)
 
     def first_token(self, booking: Booking) -> None:
         """The engine has finished this request's prefill."""
@@ -123,12 +131,25 @@ class Pool:
             return
         self.first_token(booking)
         booking.released = True
+        self._leases.discard(booking.lease)
         if self._holds(booking.worker):
             self.table.in_flight[booking.worker.column] -= 1
 
     def credit(self, worker: Worker, keys: Keys) -> None:
         """Expect these keys on a worker soon: a prompt was just sent to it."""
         self.index.overlay(worker.column, keys)
+
+    def serves(self, name: str) -> bool:
+        """Whether some worker lists this adapter."""
+        return name in self._serving
+
+    def usable(self, name: str | None) -> Bools:
+        """Ready workers that serve a model or adapter, full or not."""
+        return self._among(self.table.usable(), name)
+
+    def has_slot(self, name: str | None) -> Bools:
+        """Ready workers that serve a model or adapter and have room for one request more."""
+        return self._among(self.table.has_slot(), name)
 
     def worker_at(self, column: int) -> Worker:
         """The worker of a column."""
@@ -153,6 +174,7 @@ class Pool:
         feed = DigestFeed(self.index, column, self.policy.block_size_tokens)
         worker = Worker(address, column, feed, reports=reports, now=now)
         self.workers[address] = self._by_column[column] = worker
+        self._index_names()
         self.table.present[column] = True
         self.table.slots[column] = self.policy.routing.max_in_flight_per_worker
         self.table.digest_until[column] = ALWAYS
@@ -173,6 +195,30 @@ class Pool:
         del self._by_column[worker.column]
         self.index.remove_column(worker.column)
         self.table.reset(worker.column)
+        self._index_names()
+
+    def _serve(self, worker: Worker, names: tuple[str, ...]) -> None:
+        """Note which names a worker serves now."""
+        if worker.names != frozenset(names):
+            worker.names = frozenset(names)
+            self._index_names()
+
+    def _among(self, workers: Bools, name: str | None) -> Bools:
+        # An adapter that no worker lists may be in the policy, and loaded on demand.
+        mask = self._serving.get(name or "")
+        return workers if mask is None else workers & mask
+
+    def _index_names(self) -> None:
+        """Adapters' masks from all workers' lists; names of the base model need none."""
+        base = {self.policy.model, *self.policy.aliases}
+        unreported = [w.column for w in self.workers.values() if not w.reports]
+        self._serving = {}
+        for worker in self.workers.values():
+            for name in worker.names - base:
+                if name not in self._serving:
+                    self._serving[name] = np.zeros(len(self.table), dtype=bool)
+                    self._serving[name][unreported] = True
+                self._serving[name][worker.column] = True
 
     def _holds(self, worker: Worker) -> bool:
         return self._by_column.get(worker.column) is worker
@@ -181,8 +227,7 @@ class Pool:
         overlay = self.policy.overlay
         due = []
         for worker in self.workers.values():
-            sends_digests = worker.feed.updated_at is not None
-            ttl_s = overlay.ttl_s if sends_digests else overlay.ttl_without_digest_s
+            ttl_s = overlay.ttl_s if worker.sends_digests else overlay.ttl_without_digest_s
             if now - worker.overlay_aged_at >= ttl_s:
                 due.append(worker)
         due.sort(key=lambda worker: worker.overlay_aged_at)

@@ -2,20 +2,89 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 
 from extproc.cache.feed import DigestFeed
 
 
+class WorkerState(Enum):
+    """What a worker's agent says of it; the value is the metric label."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    ASLEEP = "asleep"
+    FROZEN = "frozen"
+    DOWN = "down"
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether what the engine had cached is still there."""
+        return self not in (WorkerState.STARTING, WorkerState.ASLEEP, WorkerState.DOWN)
+
+
+class EngineError(Enum):
+    """How a request ended on its engine; the value is the metric label."""
+
+    UNKNOWN = "unknown"
+    NONE = "none"
+    CLIENT = "client"
+    TOO_LONG = "too_long"
+    QUEUE_FULL = "queue_full"
+    KV_EXHAUSTED = "kv_exhausted"
+    ENGINE_DEAD = "engine_dead"
+    SHUTTING_DOWN = "shutting_down"
+    STREAM = "stream"
+    CLIENT_GONE = "client_gone"
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What an agent says of its engine. Absent gauges are None, never zero."""
+    """What an agent says of its engine. Absent gauges are None, never zero.
 
-    ready: bool
+    ``leases`` are the requests that run on the engine, None where nobody tells them;
+    ``signals`` are the fields of ``Signals`` in the agent API that the engine has.
+    """
+
+    state: WorkerState
     running: float | None = None
     waiting: float | None = None
     kv_usage: float | None = None
     age_s: float = 0.0
+    leases: frozenset[str] | None = None
+    adapters: tuple[str, ...] = ()
+    max_adapters: int = 0
+    signals: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+    lost_events: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What an agent says first. ``max_running`` 0: unknown."""
+
+    address: str
+    models: tuple[str, ...]
+    max_running: int = 0
+    sends_digests: bool = True
+    engine: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one request ended, as its engine's middleware saw it. Times in seconds."""
+
+    lease: str
+    status: int
+    error: EngineError
+    duration_s: float
+    ttft_s: float | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
 
 
 class Worker:
@@ -23,6 +92,8 @@ class Worker:
 
     Attributes:
         reports: whether an agent speaks for it (False: from the policy's static list).
+        sends_digests: whether its agent reads KV events; without, the overlay lives longer.
+        names: models and adapters that it serves.
         reported_at: seconds of the last report.
         peak_in_flight: most requests of ours since the last report: what the engine may
             still have counted when it was scraped.
@@ -31,13 +102,15 @@ class Worker:
     __slots__ = (
         "address",
         "column",
+        "engine",
         "feed",
         "last_report",
-        "models",
+        "names",
         "overlay_aged_at",
         "peak_in_flight",
         "reported_at",
         "reports",
+        "sends_digests",
     )
 
     def __init__(
@@ -47,7 +120,9 @@ class Worker:
         self.column = column
         self.feed = feed
         self.reports = reports
-        self.models: tuple[str, ...] = ()
+        self.sends_digests = False
+        self.engine = ""
+        self.names: frozenset[str] = frozenset()
         self.last_report: LoadReport | None = None
         self.reported_at = now
         self.peak_in_flight = 0
@@ -60,5 +135,6 @@ class Booking:
 
     worker: Worker
     uncached_tokens: int
+    lease: str
     prefilling: bool = True
     released: bool = False

@@ -34,6 +34,7 @@ def route(
     now: float,
     rng: random.Random,
     *,
+    model: str | None = None,
     needs_slot: bool = True,
 ) -> Route:
     """Choose workers for a request; the caller knows that at least one is allowed.
@@ -44,8 +45,8 @@ def route(
     """
     table = pool.table
     policy = pool.policy.routing
-    usable = table.usable()
-    allowed = table.has_slot() if needs_slot else usable
+    usable = pool.usable(model)
+    allowed = pool.has_slot(model) if needs_slot else usable
     total = sum(prompt.tokens for prompt in prompts)
     cached = cached_tokens(pool, prompts, now)
     cost = balanced(total - cached, table.pending_prefill_tokens, table.running(), policy)

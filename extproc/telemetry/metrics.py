@@ -91,6 +91,12 @@ class Metrics:
             ("model",),
             registry=self.registry,
         )
+        self.outcomes = Counter(
+            "kvgate_engine_outcomes",
+            "Requests by how they ended on their engine, as its middleware saw it.",
+            ("model", "error"),
+            registry=self.registry,
+        )
         self.loop_lag_s = Histogram(
             "kvgate_event_loop_lag_seconds",
             "How late the event loop came back to a timer: what every stream waits for.",
@@ -145,6 +151,10 @@ class ModelMetrics:
             child = self._metrics.requests.labels(self._model, endpoint, outcome)
             self._requests[key] = child
         child.inc()
+
+    def count_outcome(self, error: str) -> None:
+        """How a request ended on its engine."""
+        self._metrics.outcomes.labels(self._model, error).inc()
 
     def count_response(self, status: int) -> None:
         """An HTTP status that a worker answered."""

@@ -127,7 +127,7 @@ class PromptKeyer:
         self._strftime_now = strftime_now
         self.model = pool.model
         self._block_size = pool.block_size_tokens
-        self._adapters = frozenset(pool.adapters)
+        self._base_names = frozenset((pool.model, *pool.aliases))
         self._max_prompts = max_prompts
         self._media_part_tokens = media_part_tokens
         self._max_chars = policy.max_prompt_chars
@@ -148,8 +148,8 @@ class PromptKeyer:
 
     def prepare(self, profile: RequestProfile) -> Prepared:
         """Render, split and look up; what is left in ``cold`` must be tokenised."""
-        adapter = profile.model if profile.model in self._adapters else ""
-        root = root_key(self.namespace, self._block_size, adapter or "", profile.cache_salt)
+        adapter = "" if profile.model in self._base_names else profile.model or ""
+        root = root_key(self.namespace, self._block_size, adapter, profile.cache_salt)
         prepared = Prepared(parts=[], root=root, cold=[])
         for number, prompt in enumerate(profile.prompts):
             if number < self._max_prompts:

@@ -10,6 +10,10 @@ from extproc.errors import QueueFull, QueueTimeout
 from extproc.policy import AdmissionPolicy
 
 
+def anywhere(_request_id: str) -> bool:
+    return True
+
+
 def controller(**changes: Any) -> AdmissionController:
     limits = {"max_concurrency": 2, "max_queue": 3, "max_queue_time_s": 10.0, **changes}
     return AdmissionController(AdmissionPolicy(**limits))
@@ -49,7 +53,7 @@ class TestAdmitting:
         some = controller()
         admit(some, "first", capacity=False)
         assert admit(some, "second") is None
-        granted = some.next_waiting(1.0)
+        granted = some.next_waiting(1.0, anywhere)
         assert granted is not None
         assert (granted[0], granted[1].id) == ("first", "first")
 
@@ -71,16 +75,20 @@ class TestWaiting:
             admit(some, name)
         for lease in leases:
             some.release(lease, 1.0)
-        order = [granted[0] for _ in range(3) if (granted := some.next_waiting(1.0)) is not None]
+        order = [
+            granted[0]
+            for _ in range(3)
+            if (granted := some.next_waiting(1.0, anywhere)) is not None
+        ]
         assert order == ["a", "b"]
         assert (some.running, some.waiting) == (2, 1)
 
     def test_next_is_nobody_without_a_queue_or_quota(self) -> None:
         some = controller()
-        assert some.next_waiting(0.0) is None
+        assert some.next_waiting(0.0, anywhere) is None
         some, _ = filled()
         admit(some, "a")
-        assert some.next_waiting(0.0) is None
+        assert some.next_waiting(0.0, anywhere) is None
         assert some.waiting == 1
 
     def test_the_oldest_wait_is_the_heads(self) -> None:

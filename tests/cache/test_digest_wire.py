@@ -14,9 +14,9 @@ from extproc.cache.digest import BlockDigest, DigestShape
 from extproc.errors import DigestError
 from extproc.generated.kvgate.v1 import agent_pb2
 from extproc.tokens.blocks import Keys
-from workers.block_ledger import BlockLedger
-from workers.digest_pace import snapshot_of
-from workers.kv_events import Stored
+from workers.agent.block_ledger import BlockLedger
+from workers.agent.digest_pace import snapshot_of
+from workers.agent.kv_events import Stored
 
 # Makes 95,865 bits: the padding of the last byte is on the wire too.
 CAPACITY = 10_001
@@ -28,7 +28,7 @@ WRITER = """
 import sys
 from itertools import count
 from tests.cache.test_digest_wire import full_ledger
-from workers.digest_pace import snapshot_of
+from workers.agent.digest_pace import snapshot_of
 sys.stdout.buffer.write(snapshot_of(full_ledger(), 0.01, 1).SerializeToString())
 """
 READER = """

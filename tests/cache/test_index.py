@@ -111,6 +111,11 @@ class TestColumns:
             assert (held(reused, text(1), 1), held(reused, text(2), 1)) == (0, 0)
         assert (reused.width, reused.nbytes) == (8, empty)
 
+    def test_memory_is_the_matrix_and_two_filters_a_column(self) -> None:
+        bare, three = index(), index(3)
+        assert bare.nbytes == shape().num_bits
+        assert three.nbytes - bare.nbytes == 3 * 2 * shape().num_bytes
+
     def test_columns_do_not_touch_each_other(self) -> None:
         both = index(2)
         for column in (0, 1):

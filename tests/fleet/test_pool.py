@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from extproc.errors import DigestError
 from extproc.fleet.pool import Pool
 from extproc.fleet.table import ALWAYS, NEVER
-from extproc.fleet.worker import Booking, LoadReport, Worker
+from extproc.fleet.worker import Booking, Introduction, LoadReport, Worker, WorkerState
 from extproc.policy import ReportPolicy
 from tests.support.builders import (
     MODEL,
@@ -37,9 +38,9 @@ def running(pool: Pool, worker: Worker) -> int:
 class TestJoining:
     def test_a_worker_is_present_from_its_hello_and_ready_from_its_report(self) -> None:
         some = pool()
-        worker = some.hello(address(1), (MODEL, "lora"), 8, now=1.0)
+        worker = some.hello(Introduction(address(1), (MODEL, "lora"), 8), now=1.0)
         assert worker is not None
-        assert worker.models == (MODEL, "lora")
+        assert worker.names == {MODEL, "lora"}
         assert some.table.present[worker.column]
         assert not some.table.usable()[worker.column]
         some.report(worker, ready(), now=1.0)
@@ -56,8 +57,8 @@ class TestJoining:
         some = pool()
         worker = join(some, 1)
         some.snapshot(worker, snapshot(X, sequence=9), now=0.0)
-        booking = some.book(worker.column, 10)
-        assert some.hello(address(1), (MODEL,), 4, now=1.0) is worker
+        booking = some.book(worker.column, 10, "lease")
+        assert some.hello(Introduction(address(1), (MODEL,), 4), now=1.0) is worker
         assert (held(some, worker), running(some, worker)) == (6, 1)
         some.snapshot(worker, snapshot(Y, sequence=1), now=1.0)
         assert held(some, worker, Y) == 6
@@ -68,8 +69,8 @@ class TestJoining:
         some = pool(ReportPolicy(max_workers=2))
         join(some, 1)
         join(some, 2)
-        assert some.hello(address(3), (MODEL,), 0, now=0.0) is None
-        assert some.hello(address(2), (MODEL,), 0, now=0.0) is not None
+        assert some.hello(Introduction(address(3), (MODEL,), 0), now=0.0) is None
+        assert some.hello(Introduction(address(2), (MODEL,), 0), now=0.0) is not None
         assert list(some.workers) == [address(1), address(2)]
 
     def test_more_workers_than_columns_grow_table_and_index_together(self) -> None:
@@ -91,7 +92,7 @@ class TestStaticWorkers:
 
     def test_once_its_agent_speaks_the_agent_is_believed(self) -> None:
         some = pool(workers=[address(1)])
-        worker = some.hello(address(1), (MODEL,), 2, now=5.0)
+        worker = some.hello(Introduction(address(1), (MODEL,), 2), now=5.0)
         assert worker is not None
         assert worker.reports
         assert not some.table.usable().any()
@@ -112,10 +113,10 @@ class TestLoad:
         """LD3: in-flight requests are added to the last report, and only once."""
         some = pool()
         worker = join(some, 1)
-        bookings = [some.book(worker.column, 0) for _ in range(3)]
+        bookings = [some.book(worker.column, 0, "lease") for _ in range(3)]
         some.report(worker, ready(running=5.0), now=1.0)
         assert running(some, worker) == 5
-        some.book(worker.column, 0)
+        some.book(worker.column, 0, "lease")
         assert running(some, worker) == 6
         for booking in bookings:
             some.release(booking)
@@ -124,7 +125,7 @@ class TestLoad:
     def test_requests_that_ended_since_the_scrape_are_not_others(self) -> None:
         some = pool()
         worker = join(some, 1)
-        bookings = [some.book(worker.column, 0) for _ in range(3)]
+        bookings = [some.book(worker.column, 0, "lease") for _ in range(3)]
         for booking in bookings:
             some.release(booking)
         some.report(worker, ready(running=3.0), now=1.0)
@@ -136,7 +137,7 @@ class TestLoad:
         some = pool()
         worker = join(some, 1, running=None, waiting=None)
         assert running(some, worker) == 0
-        some.book(worker.column, 0)
+        some.book(worker.column, 0, "lease")
         some.report(worker, ready(running=0.0), now=1.0)
         assert running(some, worker) == 1
 
@@ -144,7 +145,7 @@ class TestLoad:
         some = pool()
         worker = join(some, 1)
         some.snapshot(worker, snapshot(X), now=0.0)
-        some.report(worker, LoadReport(ready=False), now=1.0)
+        some.report(worker, LoadReport(WorkerState.DOWN), now=1.0)
         assert not some.table.usable().any()
         assert held(some, worker) == 0
         some.report(worker, ready(), now=2.0)
@@ -218,7 +219,7 @@ class TestBookings:
     def test_a_booking_counts_at_once_and_until_it_is_released(self) -> None:
         some = pool()
         worker = join(some, 1)
-        booking = some.book(worker.column, 100)
+        booking = some.book(worker.column, 100, "lease")
         table = some.table
         assert (running(some, worker), table.pending_prefill_tokens[worker.column]) == (1, 100)
         some.first_token(booking)
@@ -229,7 +230,7 @@ class TestBookings:
     def test_releasing_without_a_first_token_ends_the_prefill(self) -> None:
         some = pool()
         worker = join(some, 1)
-        some.release(some.book(worker.column, 100))
+        some.release(some.book(worker.column, 100, "lease"))
         assert some.table.pending_prefill_tokens[worker.column] == 0
 
     @given(steps=st.lists(st.tuples(st.integers(0, 5), st.sampled_from("bfr")), max_size=40))
@@ -243,7 +244,7 @@ class TestBookings:
         for number, step in steps:
             booking = bookings.get(number)
             if booking is None:
-                bookings[number] = some.book(worker.column, 10**number)
+                bookings[number] = some.book(worker.column, 10**number, "lease")
             elif step == "f":
                 some.first_token(booking)
             elif step == "r":
@@ -260,7 +261,7 @@ class TestBookings:
         """LE1: also when another worker has the column by then."""
         some = pool()
         worker = join(some, 1)
-        bookings = [some.book(worker.column, 50) for _ in range(2)]
+        bookings = [some.book(worker.column, 50, "lease") for _ in range(2)]
         assert some.tick(100.0) == [worker]
         if again:
             newcomer = join(some, 2, now=100.0)
@@ -315,7 +316,7 @@ class TestTicks:
 
     def test_credit_without_digests_lives_for_minutes(self) -> None:
         some = pool(overlay={"ttl_s": 10.0, "ttl_without_digest_s": 300.0})
-        worker = join(some, 1)
+        worker = join(some, 1, sends_digests=False)
         some.credit(worker, X)
         for now in (300.0, 599.9):
             some.report(worker, ready(), now)
@@ -339,7 +340,7 @@ class TestTicks:
     def test_every_worker_of_a_large_pool_is_aged_in_turn(self) -> None:
         """Ticks age few at a time; those that wait longest come first."""
         some = pool(overlay={"ttl_without_digest_s": 1.0})
-        workers = [join(some, number) for number in range(40)]
+        workers = [join(some, number, sends_digests=False) for number in range(40)]
         for worker in workers:
             some.credit(worker, X)
         for tick in range(1, 7):
@@ -351,3 +352,76 @@ class TestTicks:
         worker = join(some, 1)
         some.credit(worker, no_keys())
         assert some.index.overlay_keys(worker.column) == 0
+
+
+class TestStates:
+    @pytest.mark.parametrize("state", list(WorkerState))
+    def test_only_a_ready_worker_takes_requests(self, state: WorkerState) -> None:
+        some = pool()
+        worker = join(some, 1, state=state)
+        assert bool(some.usable(MODEL)[worker.column]) is (state is WorkerState.READY)
+
+    @pytest.mark.parametrize(
+        ("state", "kept"),
+        [
+            (WorkerState.DRAINING, 6),
+            (WorkerState.DRAINED, 6),
+            (WorkerState.FROZEN, 6),
+            (WorkerState.STARTING, 0),
+            (WorkerState.ASLEEP, 0),
+            (WorkerState.DOWN, 0),
+        ],
+    )
+    def test_credit_stays_where_the_engines_cache_does(self, state: WorkerState, kept: int) -> None:
+        """CI1: a sleeping worker has no cache and gets no requests."""
+        some = pool()
+        worker = join(some, 1)
+        some.credit(worker, X)
+        some.report(worker, ready(state=state), now=1.0)
+        assert held(some, worker) == kept
+
+
+class TestForeignLoad:
+    def test_leases_tell_our_requests_from_others(self) -> None:
+        some = pool()
+        worker = join(some, 1)
+        for lease in ("a", "b"):
+            some.book(worker.column, 0, lease)
+        leases = frozenset({"a", "of another scheduler"})
+        some.report(worker, ready(running=5.0, waiting=1.0, leases=leases), now=1.0)
+        # "b" is booked and not there yet; of six on the engine one is ours.
+        assert int(some.table.foreign[worker.column]) == 5
+        assert running(some, worker) == 7
+
+
+class TestAdapters:
+    def test_an_adapter_goes_where_it_is_listed(self) -> None:
+        some = pool()
+        first, second = join(some, 1, adapters=("lora",)), join(some, 2)
+        assert some.serves("lora")
+        assert some.usable("lora")[[first.column, second.column]].tolist() == [True, False]
+        assert some.has_slot("lora")[[first.column, second.column]].tolist() == [True, False]
+        for name in (MODEL, None, "of the policy, loaded on demand"):
+            assert some.usable(name)[[first.column, second.column]].all()
+
+    def test_loading_and_unloading_is_seen_in_reports(self) -> None:
+        some = pool()
+        worker = join(some, 1)
+        some.report(worker, ready(adapters=("lora",)), now=1.0)
+        assert some.serves("lora")
+        some.report(worker, ready(adapters=("other",)), now=2.0)
+        assert not some.serves("lora")
+        some.tick(1_000.0)
+        assert not some.serves("other"), "a lost worker lists nothing"
+
+    def test_workers_without_an_agent_may_have_any_adapter(self) -> None:
+        some = pool(workers=[address(9)])
+        told = join(some, 1, adapters=("lora",))
+        untold = some.workers[address(9)]
+        join(some, 2)
+        assert np.flatnonzero(some.usable("lora")).tolist() == sorted([told.column, untold.column])
+
+    def test_many_workers_keep_their_lists(self) -> None:
+        some = pool()
+        workers = [join(some, number, adapters=("lora",)) for number in range(20)]
+        assert some.usable("lora").sum() == len(workers)

@@ -15,6 +15,7 @@ def table(width: int = 4) -> WorkerTable:
 
 def test_an_empty_table_has_no_columns() -> None:
     assert len(WorkerTable()) == 0
+    assert {len(array) for array in vars(WorkerTable()).values()} == {0}
     assert not WorkerTable().has_slot().any()
 
 

@@ -25,7 +25,7 @@ WORDS = st.sampled_from(
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 2**70) | st.floats(allow_nan=True) | WORDS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=5),
-    max_leaves=12,
+    max_leaves=8,
 )
 OBJECTS = st.lists(st.dictionaries(WORDS, VALUES, max_size=5), max_size=4)
 BODIES = st.fixed_dictionaries(
@@ -52,7 +52,7 @@ def read(path: str, body: dict[str, Any]) -> RequestProfile | None:
         return None
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(path=st.sampled_from(PATHS), body=BODIES)
 def test_any_json_gets_a_size_or_a_bad_request(
     model_dir: Path, path: str, body: dict[str, Any]

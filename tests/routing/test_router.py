@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from extproc.fleet.pool import Pool
+from extproc.fleet.worker import WorkerState
 from extproc.routing.router import Route, cached_tokens, route
 from extproc.tokens.keyer import PromptKeys
 from tests.support.builders import BLOCK, join, pool, prompt_keys, snapshot, text_blocks
@@ -44,15 +45,15 @@ class TestCost:
         """Weights 3 and 120: 80 cached tokens are worth less than three running requests."""
         some = joined(2)
         warm(some, 0, X)
-        some.book(0, 0)
+        some.book(0, 0, "lease")
         assert routed(some, X).columns == [0, 1]
-        some.book(0, 0)
-        some.book(0, 0)
+        some.book(0, 0, "lease")
+        some.book(0, 0, "lease")
         assert routed(some, X).columns == [1, 0]
 
     def test_pending_prefill_counts_until_the_first_token(self) -> None:
         some = joined(2, routing={"running_cost_tokens": 0})
-        booking = some.book(0, 1_000)
+        booking = some.book(0, 1_000, "lease")
         assert [routed(some, X).columns[0] for _ in range(20)] == [1] * 20
         some.first_token(booking)
         assert {routed(some, X).columns[0] for _ in range(20)} == {0, 1}
@@ -68,7 +69,7 @@ class TestCost:
 
     def test_prompts_without_keys_are_balanced_by_load(self) -> None:
         some = joined(2)
-        some.book(0, 0)
+        some.book(0, 0, "lease")
         chosen = route(some, [PromptKeys(500)], 0.0, RNG)
         assert (chosen.columns[0], chosen.cached_tokens, chosen.uncached_tokens) == (1, 0, 500)
 
@@ -95,19 +96,19 @@ class TestSlots:
         """RT1: a retry must land somewhere."""
         some = joined(3, slots=1)
         warm(some, 0, X)
-        some.book(0, 0)
+        some.book(0, 0, "lease")
         chosen = routed(some, X)
         assert chosen.columns[0] in (1, 2)
         assert set(chosen.columns) == {0, 1, 2}
 
     def test_pages_need_no_slot(self) -> None:
         some = joined(1, slots=1)
-        some.book(0, 0)
+        some.book(0, 0, "lease")
         assert routed(some, needs_slot=False).columns == [0]
 
     def test_workers_that_are_not_ready_are_in_no_list(self) -> None:
         some = joined(3)
-        join(some, 1, ready=False)
+        join(some, 1, state=WorkerState.DOWN)
         for _ in range(20):
             assert set(routed(some, X).columns) == {0, 2}
 
@@ -141,7 +142,7 @@ class TestLastResort:
         for _ in range(160):
             column = routed(some, Y, now=100.0).columns[0]
             firsts[column] += 1
-            some.book(column, 0)
+            some.book(column, 0, "lease")
         running = some.table.running()[:3]
         assert running.max() - running.min() <= 1
         assert set(firsts) == {0, 1, 2}
@@ -150,7 +151,7 @@ class TestLastResort:
         """LD3: used when no fresh worker can take the request."""
         some = joined(2, slots=1)
         join(some, 1, now=10.0, slots=1)
-        some.book(1, 0)
+        some.book(1, 0, "lease")
         assert routed(some, X, now=10.0).columns == [0, 1]
 
     def test_a_suspect_comes_last_until_its_mark_expires(self) -> None:

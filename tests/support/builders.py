@@ -15,7 +15,7 @@ from extproc.cache.digest import HASH_NAME, WIRE_VERSION, BlockDigest, DigestSha
 from extproc.cache.feed import Delta, Snapshot
 from extproc.errors import Refusal
 from extproc.fleet.pool import Pool
-from extproc.fleet.worker import LoadReport, Worker
+from extproc.fleet.worker import Introduction, LoadReport, Worker, WorkerState
 from extproc.policy import Policy, PoolPolicy, ReportPolicy, TokenizationPolicy, parse_policy
 from extproc.request.profile import ChatPrompt, Endpoint, Prompt, RequestProfile
 from extproc.scheduler import ModelLane, Scheduler, Ticket
@@ -174,12 +174,24 @@ def shape() -> DigestShape:
 
 
 def ready(**changes: Any) -> LoadReport:
-    return LoadReport(**{"ready": True, "running": 0.0, "waiting": 0.0, **changes})
+    return LoadReport(**{"state": WorkerState.READY, "running": 0.0, "waiting": 0.0, **changes})
 
 
-def join(pool: Pool, number: int, *, now: float = 0.0, slots: int = 0, **report: Any) -> Worker:
+def hello(number: int, **changes: Any) -> Introduction:
+    return Introduction(**{"address": address(number), "models": (MODEL,), **changes})
+
+
+def join(
+    pool: Pool,
+    number: int,
+    *,
+    now: float = 0.0,
+    slots: int = 0,
+    sends_digests: bool = True,
+    **report: Any,
+) -> Worker:
     """A worker whose agent said hello and reported."""
-    worker = pool.hello(address(number), (MODEL,), slots, now)
+    worker = pool.hello(hello(number, max_running=slots, sends_digests=sends_digests), now)
     assert worker is not None
     pool.report(worker, ready(**report), now)
     return worker

@@ -218,16 +218,20 @@ class DigestSnapshot(_message.Message):
     def __init__(self, version: _Optional[int] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., block_size_tokens: _Optional[int] = ..., capacity: _Optional[int] = ..., error_rate: _Optional[float] = ..., num_slices: _Optional[int] = ..., bits_per_slice: _Optional[int] = ..., hash_name: _Optional[str] = ..., count: _Optional[int] = ..., bits: _Optional[bytes] = ..., checksum: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
 
 class DigestDelta(_message.Message):
-    __slots__ = ("epoch", "sequence", "added_keys", "tier")
+    __slots__ = ("epoch", "sequence", "added_keys", "tier", "cleared_bits", "removed_keys")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ADDED_KEYS_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_BITS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_KEYS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     added_keys: bytes
     tier: Tier
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., added_keys: _Optional[bytes] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+    cleared_bits: bytes
+    removed_keys: int
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., added_keys: _Optional[bytes] = ..., tier: _Optional[_Union[Tier, str]] = ..., cleared_bits: _Optional[bytes] = ..., removed_keys: _Optional[int] = ...) -> None: ...
 
 class SchedulerMessage(_message.Message):
     __slots__ = ("settings", "resync", "drain", "resume")
