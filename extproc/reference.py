@@ -119,5 +119,4 @@ def _metrics() -> Iterator[tuple[Metric, tuple[str, ...]]]:
     }
     metrics.watch(scheduler, lambda: 0.0)
     for metric in metrics.registry.collect():
-        from_samples = tuple(metric.samples[0].labels) if metric.samples else ()
-        yield metric, tuple(labels.get(metric.name, from_samples))
+        yield metric, tuple(labels.get(metric.name) or getattr(metric, "_labelnames", ()))

@@ -174,7 +174,7 @@ class SchedulerServer:
         return self._state
 
     async def _start_admin(self) -> None:
-        app = admin_app(self.scheduler, self.metrics, self.readiness, self._clock)
+        app = admin_app(self.scheduler, self.metrics, self.fleet, self.readiness, self._clock)
         self._admin = web.AppRunner(app, access_log=None)
         await self._admin.setup()
         settings = self.settings

@@ -1,4 +1,4 @@
-"""Admin HTTP: ``/metrics``, ``/livez``, ``/readyz`` and ``/api/v1/workers``."""
+"""Admin HTTP: ``/metrics``, ``/livez``, ``/readyz``, and the fleet under ``/api/v1/workers``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
+from extproc.control import FleetService
 from extproc.fleet.pool import Pool
 from extproc.fleet.worker import Worker
 from extproc.scheduler import Scheduler
@@ -17,12 +18,14 @@ from extproc.telemetry.metrics import Metrics
 def admin_app(
     scheduler: Scheduler,
     metrics: Metrics,
+    fleet: FleetService,
     readiness: Callable[[], str],
     clock: Callable[[], float],
 ) -> web.Application:
     """The admin application.
 
     Args:
+        fleet: carries drain and resume to the workers' agents.
         readiness: ``ready``, ``degraded`` (serving although no worker reported in time) or
             the reason not to be sent traffic.
     """
@@ -44,6 +47,18 @@ def admin_app(
         pools = {model: _workers(lane.pool, now) for model, lane in scheduler.lanes.items()}
         return web.json_response({"policy": scheduler.policy.digest, "pools": pools})
 
+    async def drain(request: web.Request) -> web.Response:
+        try:
+            deadline_s = float(request.query.get("deadline_s", DRAIN_DEADLINE_S))
+        except ValueError:
+            return _problem(400, "deadline_s is not a number")
+        if not 0 <= deadline_s <= _MAX_DRAIN_S:
+            return _problem(400, f"deadline_s is not in 0..{_MAX_DRAIN_S:g}")
+        return _told(await fleet.drain(request.match_info["address"], deadline_s))
+
+    async def resume(request: web.Request) -> web.Response:
+        return _told(await fleet.resume(request.match_info["address"]))
+
     app = web.Application()
     app.add_routes(
         [
@@ -51,12 +66,26 @@ def admin_app(
             web.get("/readyz", readyz),
             web.get("/metrics", page),
             web.get("/api/v1/workers", workers),
+            web.post("/api/v1/workers/{address}/drain", drain),
+            web.post("/api/v1/workers/{address}/resume", resume),
         ]
     )
     return app
 
 
 _SERVING = ("ready", "degraded")
+DRAIN_DEADLINE_S = 120.0
+_MAX_DRAIN_S = 86_400.0
+
+
+def _told(known: bool) -> web.Response:
+    if known:
+        return web.json_response({"told": True}, status=202)
+    return _problem(404, "no agent speaks for this worker")
+
+
+def _problem(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)
 
 
 def _workers(pool: Pool, now: float) -> list[dict[str, Any]]:

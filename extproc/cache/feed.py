@@ -126,8 +126,11 @@ class DigestFeed:
         shape = self._index.shape
         if len(cleared) and cleared.max() >= shape.num_bits:
             raise DigestError(f"delta clears bit {cleared.max()} of {shape.num_bits}")
-        if not 0 <= self.count + len(keys) - delta.removed_keys <= shape.capacity:
-            raise DigestError(f"delta takes the digest out of 0..{shape.capacity} keys")
+        count = self.count + len(keys) - delta.removed_keys
+        if count > shape.capacity:
+            raise DigestError(f"delta takes the digest over its capacity of {shape.capacity} keys")
+        if count < 0:
+            raise DigestError(f"delta removes {delta.removed_keys} keys of {self.count}")
         return keys, cleared
 
     def forget(self) -> None:

@@ -260,6 +260,17 @@ def _worker_gauges(lanes: Iterable[tuple[str, ModelLane]], now: float) -> Iterat
         "Uncached tokens before a first token.",
         labels=labels,
     )
+    state = GaugeMetricFamily(
+        "kvgate_worker_state", "1 for the state that its agent tells.", labels=(*labels, "state")
+    )
+    signal = GaugeMetricFamily(
+        "kvgate_worker_signal",
+        "What its agent reads of the engine: rates and times of the last report interval.",
+        labels=(*labels, "signal"),
+    )
+    lost = GaugeMetricFamily(
+        "kvgate_worker_lost_kv_events", "KV events that never came.", labels=labels
+    )
     kv_usage = GaugeMetricFamily(
         "kvgate_worker_kv_usage_ratio", "KV blocks held by live requests.", labels=labels
     )
@@ -282,11 +293,17 @@ def _worker_gauges(lanes: Iterable[tuple[str, ModelLane]], now: float) -> Iterat
             foreign.add_metric(at, float(table.foreign[column]))
             pending.add_metric(at, float(table.pending_prefill_tokens[column]))
             report = worker.last_report
-            if report is not None and report.kv_usage is not None:
-                kv_usage.add_metric(at, report.kv_usage)
+            if report is not None:
+                state.add_metric((*at, report.state.value), 1.0)
+                lost.add_metric(at, report.lost_events)
+                for name, value in report.signals.items():
+                    signal.add_metric((*at, name), value)
+                if report.kv_usage is not None:
+                    kv_usage.add_metric(at, report.kv_usage)
             keys.add_metric(at, worker.feed.count)
             fill.add_metric(at, pool.index.digest_fill(column))
             if worker.feed.updated_at is not None:
                 age.add_metric(at, now - worker.feed.updated_at)
             overlay.add_metric(at, pool.index.overlay_keys(column))
-    yield from (ready, stale, in_flight, foreign, pending, kv_usage, keys, fill, age, overlay)
+    yield from (ready, stale, state, signal, lost, in_flight, foreign, pending, kv_usage)
+    yield from (keys, fill, age, overlay)
