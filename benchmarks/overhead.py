@@ -121,7 +121,8 @@ def _rig(
         for port in ports:
             upstream.wait_for_port(port)
         arms = [stack.enter_context(_arm(name, workers, folder, core)) for name in ARMS]
-        yield arms, stack.enter_context(running("load", _module("http_load"), folder, load_core))
+        load = running("load", _module("http_load"), folder, load_core, talks=True)
+        yield arms, stack.enter_context(load)
 
 
 @contextmanager

@@ -90,18 +90,24 @@ class Running:
 
 @contextmanager
 def running(
-    name: str, command: Sequence[str], folder: Path, core: int | None = None
+    name: str,
+    command: Sequence[str],
+    folder: Path,
+    core: int | None = None,
+    *,
+    talks: bool = False,
 ) -> Iterator[Running]:
     """Start a process, on one core if given; stop it whatever happens.
 
-    Its standard error goes to ``folder``; standard input and output are for ``ask``.
+    What it says goes to a log in ``folder``, but for the answers of one that ``talks``: its
+    standard input and output are for ``ask``.
     """
     log = folder / f"{name}.log"
     with log.open("w", encoding="utf-8") as said:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if talks else said,
             stderr=said,
             text=True,
             preexec_fn=_before_exec(core),

@@ -119,4 +119,4 @@ def _metrics() -> Iterator[tuple[Metric, tuple[str, ...]]]:
     }
     metrics.watch(scheduler, lambda: 0.0)
     for metric in metrics.registry.collect():
-        yield metric, tuple(labels.get(metric.name) or getattr(metric, "_labelnames", ()))
+        yield metric, tuple(labels.get(metric.name) or getattr(metric, "_labelnames", None) or ())

@@ -54,7 +54,7 @@ class DigestShape:
         self.bits_per_slice = math.ceil(
             capacity * abs(math.log(error_rate)) / (self.num_slices * math.log(2) ** 2)
         )
-        self._steps = np.arange(self.num_slices, dtype=np.uint64)
+        self._steps = np.arange(self.num_slices, dtype=np.uint32)
         self._offsets = self._steps.astype(np.int64) * self.bits_per_slice
 
     @property
@@ -69,12 +69,19 @@ class DigestShape:
 
     def positions(self, keys: Keys) -> Positions:
         """Bit position of every key in every slice, slice offsets included."""
-        low = keys & np.uint64(0xFFFFFFFF)
-        high = (keys >> np.uint64(32)) | np.uint64(1)
-        # Below 2**32 * 21, so uint64 never wraps.
-        hashes = low[:, None] + self._steps[None, :] * high[:, None]
-        hashes %= np.uint64(self.bits_per_slice)
-        return hashes.astype(np.int64) + self._offsets
+        halves = keys.astype("<u8", copy=False).view("<u4").reshape(-1, 2)
+        low, high = self._modulo(halves[:, 0]), self._modulo(halves[:, 1] | np.uint32(1))
+        # Both below 2**25 and at most 20 steps, so uint32 never wraps.
+        hashes = np.multiply.outer(self._steps, high)
+        hashes += low
+        positions = self._modulo(hashes).astype(np.int64)
+        positions += self._offsets[:, None]
+        return positions.T
+
+    def _modulo(self, numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+        """``numbers % bits_per_slice``; numpy divides by a constant ten times faster."""
+        bits = np.uint32(self.bits_per_slice)
+        return numbers - numbers // bits * bits
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -18,18 +18,34 @@ Runs = npt.NDArray[np.int64]
 """Length of the cached prefix in blocks, shape (columns,)."""
 
 _FIRST_COLUMNS = 8
-_CHUNK_BLOCKS = 64
-"""Blocks looked up at a time: a prompt that nobody holds stops after the first chunk."""
+_FIRST_CHUNK_BLOCKS = 64
+"""Blocks looked up first: a prompt that nobody holds costs no more than these."""
+_LAST_CHUNK_BLOCKS = 1_024
+_FEW_COLUMNS = 4
+"""So few columns are read one by one, out of 78 KB each instead of the whole matrix."""
+_BIT = (1 << np.arange(8)).astype(np.uint8)
+_CHECKPOINT_BLOCKS = 32
+"""Distance of the remembered keys of a credited chain."""
 
 
 class _Column:
     """One worker's bits, and the two generations of keys that the overlay adds to them."""
 
-    __slots__ = ("current", "current_keys", "digest_bits", "live_bits", "older", "older_keys")
+    __slots__ = (
+        "credited",
+        "current",
+        "current_keys",
+        "digest_bits",
+        "live_bits",
+        "older",
+        "older_keys",
+    )
 
     def __init__(self, num_bytes: int) -> None:
         self.digest_bits = np.zeros(num_bytes, dtype=np.uint8)
         self.live_bits = np.zeros(num_bytes, dtype=np.uint8)
+        self.credited: set[int] = set()
+        """Some keys of ``current``: with a chained key, all before it are there too."""
         self.current: list[Keys] = []
         self.older: list[Keys] = []
         self.current_keys = 0
@@ -81,6 +97,7 @@ class PrefixIndex:
         """Forget everything about a worker: digest and overlay."""
         column = self._columns[number]
         column.current, column.older = [], []
+        column.credited = set()
         column.current_keys = column.older_keys = 0
         column.digest_bits[:] = 0
         self._replace_live(number, column, np.zeros_like(column.live_bits))
@@ -111,15 +128,19 @@ class PrefixIndex:
 
     def overlay(self, number: int, keys: Keys) -> None:
         """Credit a worker with keys just routed to it, for one to two generations."""
-        if not len(keys):
-            return
         column = self._columns[number]
-        if column.current_keys + len(keys) > self.max_overlay_keys // 2:
+        fresh = keys[_already(keys, column.credited) :]
+        if not len(fresh):
+            return
+        if column.current_keys + len(fresh) > self.max_overlay_keys // 2:
             self._rotate(number, column)
-            keys = keys[: self.max_overlay_keys // 2]
-        column.current.append(keys)
-        column.current_keys += len(keys)
-        self._set(number, column, self.shape.positions(keys).reshape(-1))
+            # The new generation has nothing of this chain yet.
+            fresh = keys[: self.max_overlay_keys // 2]
+        column.credited.update(fresh[_CHECKPOINT_BLOCKS - 1 :: _CHECKPOINT_BLOCKS].tolist())
+        column.credited.add(int(fresh[-1]))
+        column.current.append(fresh)
+        column.current_keys += len(fresh)
+        self._set(number, column, self.shape.positions(fresh).reshape(-1))
 
     def age_overlay(self, number: int) -> None:
         """End a generation: keys routed before the previous call lose their credit."""
@@ -135,22 +156,59 @@ class PrefixIndex:
         return int(np.bitwise_count(self._columns[number].digest_bits).sum()) / self.shape.num_bits
 
     def longest_runs(self, keys: Keys) -> Runs:
-        """Blocks of the prompt's prefix that each column holds, unbroken from block 0."""
-        runs = np.zeros(self.width, dtype=np.int64)
-        alive: npt.NDArray[np.generic] | None = None
-        for start in range(0, len(keys), _CHUNK_BLOCKS):
-            positions = self.shape.positions(keys[start : start + _CHUNK_BLOCKS])
-            held = np.bitwise_and.reduce(self._words.take(positions, axis=0), axis=1)
-            if alive is not None:
-                held[0] &= alive
-            np.bitwise_and.accumulate(held, axis=0, out=held)
-            bits = np.unpackbits(held.view(np.uint8), axis=1, bitorder="little")
-            # A chunk is shorter than 256 blocks, so its counts fit a byte.
-            runs += bits.sum(axis=0, dtype=np.uint8)
-            alive = held[-1]
-            if not alive.any():
+        """Blocks of the prompt's prefix that each column holds, unbroken from block 0.
+
+        Chunks grow while somebody holds all of them; where a run ends is looked for only in
+        chunks in which one does. The last few columns are followed in their own bits.
+        """
+        if not len(keys):
+            return np.zeros(self.width, dtype=np.int64)
+        held = self._held(keys[:_FIRST_CHUNK_BLOCKS])
+        np.bitwise_and.accumulate(held, axis=0, out=held)
+        runs: Runs = _bits_of(held).sum(axis=0, dtype=np.uint8).astype(np.int64)
+        alive, start, size = held[-1], _FIRST_CHUNK_BLOCKS, 4 * _FIRST_CHUNK_BLOCKS
+        while start < len(keys):
+            columns = np.flatnonzero(_bits_of(alive))
+            if not len(columns):
                 break
+            if len(columns) <= _FEW_COLUMNS:
+                self._follow(columns.tolist(), keys[start:], runs)
+                break
+            held = self._held(keys[start : start + size])
+            lasting = np.bitwise_and.reduce(held, axis=0) & alive
+            if (lasting == alive).all():
+                runs[columns] += len(held)
+            else:
+                held[0] &= alive
+                np.bitwise_and.accumulate(held, axis=0, out=held)
+                runs += _bits_of(held).sum(axis=0, dtype=np.uint16)
+            alive, start, size = lasting, start + size, min(4 * size, _LAST_CHUNK_BLOCKS)
         return runs
+
+    def _held(self, keys: Keys) -> npt.NDArray[np.generic]:
+        """Rows of the keys over all columns, shape (keys, words)."""
+        slices = self.shape.positions(keys).T
+        held: npt.NDArray[np.generic] = np.bitwise_and.reduce(
+            self._words.take(slices, axis=0), axis=0
+        )
+        return held
+
+    def _follow(self, columns: list[int], keys: Keys, runs: Runs) -> None:
+        """Lengthen the runs of a few columns: their own bits fit the CPU's cache."""
+        for start in range(0, len(keys), _LAST_CHUNK_BLOCKS):
+            slices = self.shape.positions(keys[start : start + _LAST_CHUNK_BLOCKS]).T
+            octets, bits = slices >> 3, _BIT.take(slices & 7)
+            for number in tuple(columns):
+                found = self._columns[number].live_bits.take(octets) & bits
+                held = np.logical_and.reduce(found, axis=0)
+                length = int(held.argmin())
+                if held[length]:
+                    runs[number] += len(held)
+                else:
+                    runs[number] += length
+                    columns.remove(number)
+            if not columns:
+                return
 
     def _set(self, number: int, column: _Column, positions: npt.NDArray[np.int64]) -> None:
         set_bits(column.live_bits, positions)
@@ -160,6 +218,7 @@ class PrefixIndex:
         """The older generation ends, the current one becomes the older."""
         ended = column.older
         column.older, column.current = column.current, []
+        column.credited = set()
         column.older_keys, column.current_keys = column.current_keys, 0
         if not ended:
             return
@@ -181,9 +240,24 @@ class PrefixIndex:
         column.live_bits = live
 
 
+def _already(keys: Keys, credited: set[int]) -> int:
+    """How many of the first keys are known to be in the generation."""
+    if not credited:
+        return 0
+    for back, key in enumerate(keys[::-1].tolist()):
+        if key in credited:
+            return len(keys) - back
+    return 0
+
+
 def _as_words(matrix: npt.NDArray[np.uint8]) -> npt.NDArray[np.generic]:
     """The same memory in the widest words that fit a row: fewer, larger AND operations."""
     for word in (np.uint64, np.uint32, np.uint16):
         if matrix.shape[1] % np.dtype(word).itemsize == 0:
             return matrix.view(word)
     return matrix
+
+
+def _bits_of(words: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    """Bits along the last axis, lowest column first."""
+    return np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")

@@ -46,11 +46,14 @@ def route(
     table = pool.table
     policy = pool.policy.routing
     usable = pool.usable(model)
-    allowed = pool.has_slot(model) if needs_slot else usable
+    running = table.running()
+    allowed = usable & (running < table.slots) if needs_slot else usable
     total = sum(prompt.tokens for prompt in prompts)
     cached = cached_tokens(pool, prompts, now)
-    cost = balanced(total - cached, table.pending_prefill_tokens, table.running(), policy)
-    cost[table.last_resort(now)] += _LAST_RESORT_COST
+    cost = balanced(total - cached, table.pending_prefill_tokens, running, policy)
+    last_resort = table.last_resort(now)
+    if last_resort.any():
+        cost[last_resort] += _LAST_RESORT_COST
     first = pick(cost, allowed, 1, rng)[0]
     usable[first] = False
     others = pick(cost, usable, policy.endpoints - 1, rng) if policy.endpoints > 1 else []
@@ -60,13 +63,15 @@ def route(
 
 def cached_tokens(pool: Pool, prompts: Sequence[PromptKeys], now: float) -> Ints:
     """Tokens of all prompts that each worker is expected to have cached."""
-    width = len(pool.table)
-    total = np.zeros(width, dtype=np.int64)
     block_size = pool.policy.block_size_tokens
+    shortest = pool.policy.routing.min_prefix_tokens
+    total = np.zeros(len(pool.table), dtype=np.int64)
     for prompt in prompts:
         if len(prompt.keys):
-            tokens = pool.index.longest_runs(prompt.keys) * block_size
-            tokens[tokens < pool.policy.routing.min_prefix_tokens] = 0
+            tokens = pool.index.longest_runs(prompt.keys)
+            tokens *= block_size
+            if shortest:
+                tokens[tokens < shortest] = 0
             total += tokens
-    total[pool.table.digest_until <= now] = 0
+    total *= pool.table.digest_until > now
     return total

@@ -240,13 +240,16 @@ class PromptKeyer:
             extra_tokens += (len(text) - self._max_chars) // CHARS_PER_TOKEN
             text, complete = text[: self._max_chars], False
         part = _Part(complete=complete, extra_tokens=extra_tokens)
+        specials, cached = tokenizer.specials, self.segment_cache.get
+        ids: TokenIds | None
         for index, segment in enumerate(tokenizer.split(text)):
-            digest = xxh3_128_digest(segment.encode("utf-8", "surrogatepass"))
-            ids = tokenizer.special_ids.get(segment)
-            if ids is not None:
+            special = specials.get(segment)
+            if special is not None:
+                digest, ids = special
                 part.last_special = index
             else:
-                ids = self.segment_cache.get(digest)
+                digest = xxh3_128_digest(segment.encode("utf-8", "surrogatepass"))
+                ids = cached(digest)
                 if ids is None:
                     prepared.cold.append(segment)
             part.digests.append(digest)

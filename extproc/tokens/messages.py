@@ -21,7 +21,7 @@ _KEPT_FIELDS = ("name", "tool_call_id", "reasoning", "reasoning_content")
 
 
 def normalise_messages(messages: Messages, content_format: ContentFormat) -> Messages:
-    """Messages with normal content, new objects throughout.
+    """Messages with normal content; new objects where anything has to change.
 
     A message with media starts with :data:`MEDIA_MARK`: engines may put placeholders
     ahead of its text, so nothing of it is a known prefix.
@@ -38,6 +38,8 @@ def count_media_parts(messages: Messages) -> int:
 def _normalise(message: dict[str, Any], content_format: ContentFormat) -> dict[str, Any]:
     role = message.get("role")
     content = message.get("content")
+    if content_format == "string" and type(content) is str and len(message) == 2 and role:
+        return message  # as it should be; templates cannot change it
     result: dict[str, Any] = {"role": role}
     if isinstance(content, list):
         result["content"] = _join(content) if content_format == "string" else _parts(content)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64_hexdigest, xxh3_128_digest
 
 from extproc.errors import KvgateError
 from extproc.tokens.blocks import TokenIds
@@ -66,6 +66,9 @@ class SegmentTokenizer:
         self.segmented = self.agrees_with_whole(_probes(list(special_ids)))
         if not self.segmented:
             self.special_ids = {}
+        self.specials = {
+            text: (xxh3_128_digest(text.encode()), ids) for text, ids in self.special_ids.items()
+        }
 
     @classmethod
     def load(cls, path: Path) -> SegmentTokenizer:

@@ -4,6 +4,7 @@ import tracemalloc
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -177,6 +178,30 @@ class TestDeltas:
         column.feed.apply_snapshot(snapshot(X), now=1.0)
         with pytest.raises(DigestError, match="delta has 15 bytes"):
             column.feed.apply_delta(Delta(1, 2, bytes(15)), now=2.0)
+
+    def test_keys_that_left_are_gone_with_their_bits(self, column: Column) -> None:
+        column.feed.apply_snapshot(snapshot(np.concatenate([X, Y])), now=1.0)
+        bits = set(column.index.shape.positions(X).reshape(-1).tolist())
+        bits -= set(column.index.shape.positions(Y).reshape(-1).tolist())
+        cleared = np.array(sorted(bits), dtype="<u4").tobytes()
+        column.feed.apply_delta(Delta(1, 2, b"", cleared, len(X)), now=2.0)
+        assert (column.held(X), column.held(Y), column.feed.count) == (0, 6, 6)
+
+    @pytest.mark.parametrize(
+        ("cleared", "removed", "why"),
+        [
+            (bytes(3), 0, "delta clears 3 bytes"),
+            (b"\xff\xff\xff\xff", 0, "delta clears bit 4294967295 of"),
+            (b"", 7, "delta removes 7 keys of 6"),
+        ],
+    )
+    def test_an_impossible_removal_is_refused(
+        self, column: Column, cleared: bytes, removed: int, why: str
+    ) -> None:
+        column.feed.apply_snapshot(snapshot(X), now=1.0)
+        with pytest.raises(DigestError, match=why):
+            column.feed.apply_delta(Delta(1, 2, b"", cleared, removed), now=2.0)
+        assert (column.held(X), column.feed.count) == (6, 6)
 
     def test_a_digest_is_not_filled_past_its_capacity(self, column: Column) -> None:
         column.feed.apply_snapshot(snapshot(count=CAPACITY - 6), now=1.0)

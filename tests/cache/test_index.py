@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from extproc.cache.digest import BlockDigest, DigestShape
 from extproc.cache.index import PrefixIndex
 from extproc.tokens.blocks import Keys
 from tests.support.builders import digest_of, keys_of, no_keys, shape, text_blocks
@@ -85,6 +86,53 @@ class TestRuns:
         assert one.longest_runs(text(1, blocks))[:2].tolist() == [blocks, 0]
 
 
+class TestLongPrompts:
+    """Chunks of a lookup grow, and the last few columns are followed in their own bits."""
+
+    LONG = 2_600
+
+    def large(self) -> PrefixIndex:
+        return PrefixIndex(DigestShape(4 * self.LONG, 0.001), 8 * self.LONG)
+
+    def longest(self, lengths: list[int]) -> list[int]:
+        prompt = text(7, self.LONG)
+        some = self.large()
+        for length in lengths:
+            number = some.add_column()
+            digest = BlockDigest(some.shape.capacity, some.shape.error_rate)
+            digest.add_keys(prompt[:length])
+            some.replace(number, digest.packed())
+        return some.longest_runs(prompt)[: len(lengths)].tolist()
+
+    @pytest.mark.parametrize(
+        "lengths",
+        [
+            [2_600, 2_600],
+            [2_600, 1_100, 0, 63, 64, 65],
+            [10, 70, 200, 300, 400, 500, 600, 700, 2_599],
+            [2_600] * 9,
+            [1_400] * 6 + [1_500] * 6,
+            [64] * 5,
+        ],
+    )
+    def test_every_worker_gets_its_own_run(self, lengths: list[int]) -> None:
+        for found, length in zip(self.longest(lengths), lengths, strict=True):
+            # A false positive lengthens a run now and then, by little.
+            assert length <= found <= length + 2
+
+    def test_credit_given_again_after_an_overflow_covers_the_whole_prefix(self) -> None:
+        some = PrefixIndex(DigestShape(4_096, 0.001), 400)
+        number = some.add_column()
+        some.overlay(number, text(1, 150))
+        some.overlay(number, text(1, 180))
+        assert some.overlay_keys(number) == 180, "only what is new is added"
+        some.overlay(number, text(2, 40))
+        assert some.overlay_keys(number) == 220, "the generation is full: a new one began"
+        some.overlay(number, text(1, 190))
+        some.age_overlay(number)
+        assert held(some, text(1, 190)) >= 190, "the new generation has all of the prefix"
+
+
 class TestColumns:
     @pytest.mark.parametrize("columns", [8, 9, 17, 33, 65, 200])
     def test_the_matrix_grows_and_keeps_what_it_holds(self, columns: int) -> None:
@@ -145,6 +193,19 @@ class TestDigests:
         put(one, 0, text(1)[:2])
         one.add_keys(0, text(1)[2:])
         assert held(one, text(1)) == 6
+
+    def test_cleared_bits_take_their_keys_away_unless_the_overlay_holds_them(self) -> None:
+        one = index(1)
+        put(one, 0, text(1), text(2), text(3))
+        one.overlay(0, text(2))
+        gone = np.concatenate([text(1), text(2)])
+        kept = set(one.shape.positions(text(3)).reshape(-1).tolist())
+        bits = set(one.shape.positions(gone).reshape(-1).tolist()) - kept
+        one.clear_bits(0, np.array(sorted(bits), dtype=np.int64))
+        assert [held(one, text(seed)) for seed in (1, 2, 3)] == [0, 6, 6]
+        one.age_overlay(0)
+        one.age_overlay(0)
+        assert [held(one, text(seed)) for seed in (1, 2, 3)] == [0, 0, 6]
 
     def test_clearing_forgets_digest_and_overlay(self) -> None:
         one = index(1)
@@ -246,6 +307,17 @@ class OverlayMachine(RuleBasedStateMachine):
     def delta(self, seed: int) -> None:
         self.index.add_keys(0, text(seed, 5))
         self.digest |= set(text(seed, 5).tolist())
+
+    @rule(seed=st.integers(0, 5), blocks=st.integers(0, 5))
+    def remove(self, seed: int, blocks: int) -> None:
+        gone = self.digest & set(text(seed, 5)[blocks:].tolist())
+        self.digest -= gone
+        bits = self.bits(gone) - self.bits(self.digest)
+        self.index.clear_bits(0, np.array(sorted(bits), dtype=np.int64))
+
+    def bits(self, keys: set[int]) -> set[int]:
+        chosen = np.array(sorted(keys), dtype=np.uint64)
+        return set(self.index.shape.positions(chosen).reshape(-1).tolist())
 
     @rule()
     def clear(self) -> None:
