@@ -26,6 +26,7 @@ from extproc.fleet.worker import (
 )
 from extproc.policy import Policy
 from extproc.request.profile import Endpoint, RequestProfile
+from extproc.routing.picker import Picker
 from extproc.routing.router import Route, route
 from extproc.tokens.keyer import PromptKeyer, PromptKeys
 
@@ -129,6 +130,7 @@ class Scheduler:
     ) -> None:
         self.policy = policy
         self._rng = rng
+        self._picker = Picker(rng)
         self.lanes: dict[str, ModelLane] = {}
         self._tickets: dict[str, Ticket] = {}
         self._by_name: dict[str, ModelLane] = {}
@@ -178,12 +180,12 @@ class Scheduler:
         """
         ticket = Ticket(f"{self._rng.getrandbits(64):016x}", lane, profile, prompts, now)
         pool, model = lane.pool, profile.model
-        if not pool.usable(model).any():
+        has_capacity = bool(pool.has_slot(model).any())
+        if not has_capacity and not pool.usable(model).any():
             raise _no_worker()
         if not profile.counted:
             self._route(ticket, now)
             return ticket
-        has_capacity = bool(pool.has_slot(model).any())
         ticket.lease = lane.admission.admit(ticket.id, now, has_capacity=has_capacity)
         self._tickets[ticket.id] = ticket
         if ticket.lease is None:
@@ -311,7 +313,7 @@ class Scheduler:
             pool,
             ticket.prompts,
             now,
-            self._rng,
+            self._picker,
             model=profile.model,
             needs_slot=profile.counted,
         )

@@ -18,8 +18,8 @@ Runs = npt.NDArray[np.int64]
 """Length of the cached prefix in blocks, shape (columns,)."""
 
 _FIRST_COLUMNS = 8
-_FIRST_CHUNK_BLOCKS = 64
-"""Blocks looked up first: a prompt that nobody holds costs no more than these."""
+_FIRST_CHUNK_BLOCKS = 192
+"""Blocks looked up first: most prompts in one go (and below 256, so that counts fit a byte)."""
 _LAST_CHUNK_BLOCKS = 1_024
 _FEW_COLUMNS = 4
 """So few columns are read one by one, out of 78 KB each instead of the whole matrix."""
@@ -166,7 +166,7 @@ class PrefixIndex:
         held = self._held(keys[:_FIRST_CHUNK_BLOCKS])
         np.bitwise_and.accumulate(held, axis=0, out=held)
         runs: Runs = _bits_of(held).sum(axis=0, dtype=np.uint8).astype(np.int64)
-        alive, start, size = held[-1], _FIRST_CHUNK_BLOCKS, 4 * _FIRST_CHUNK_BLOCKS
+        alive, start, size = held[-1], _FIRST_CHUNK_BLOCKS, 2 * _FIRST_CHUNK_BLOCKS
         while start < len(keys):
             columns = np.flatnonzero(_bits_of(alive))
             if not len(columns):

@@ -13,7 +13,7 @@ import msgspec
 
 from extproc.request.openai import CommonBody, Objects, decode
 from extproc.request.profile import ChatPrompt, Endpoint, RequestProfile
-from extproc.tokens.messages import count_media_parts
+from extproc.tokens.messages import BILLING_HEADER, count_media_parts
 
 
 class MessagesBody(CommonBody):
@@ -53,7 +53,9 @@ def _system(system: str | Objects | None) -> Objects:
         return []
     if isinstance(system, str):
         return [{"role": "system", "content": system}]
-    return [{"role": "system", "content": "".join(_block_text(block) for block in system)}]
+    texts = [_block_text(block) for block in system]
+    kept = [text for text in texts if not text.startswith(BILLING_HEADER)]
+    return [{"role": "system", "content": "".join(kept)}] if any(kept) else []
 
 
 def _converted(message: dict[str, Any]) -> Objects:

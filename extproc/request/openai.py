@@ -50,6 +50,7 @@ class ChatBody(CommonBody):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     tool_choice: Any = None
+    reasoning_effort: Any = None
 
     def prompt(self) -> Prompt:
         """The prompt these messages make."""
@@ -63,9 +64,17 @@ class ChatBody(CommonBody):
             documents=self.documents,
             add_generation_prompt=self.add_generation_prompt is not False,
             continue_final_message=bool(self.continue_final_message),
-            template_kwargs=self.chat_template_kwargs or {},
+            template_kwargs=self._template_kwargs(),
             media_parts=media,
         )
+
+    def _template_kwargs(self) -> dict[str, Any]:
+        given = self.chat_template_kwargs or {}
+        effort = self.reasoning_effort
+        if effort is None:
+            return given
+        # vLLM opts in to thinking for templates that want to be asked.
+        return {"enable_thinking": effort != "none", **given, "reasoning_effort": effort}
 
 
 class CompletionBody(CommonBody):

@@ -1,4 +1,4 @@
-"""From costs to an ordered list of columns."""
+"""``Picker``: from costs to an ordered list of columns."""
 
 from __future__ import annotations
 
@@ -8,20 +8,41 @@ import numpy as np
 
 from extproc.fleet.table import Bools, Floats
 
+_TABLE_SIZE = 8_192
+JITTER_TOKENS = 0.5
+"""Costs that differ by less than this are equal."""
 
-def pick(cost: Floats, allowed: Bools, count: int, rng: random.Random) -> list[int]:
-    """Up to ``count`` allowed columns, cheapest first; ties in random order."""
-    columns = np.flatnonzero(allowed)
-    if not len(columns):
-        return []
-    costs = cost[columns]
-    best = float(costs.min())
-    ties = np.flatnonzero(costs == best)
-    first = int(ties[rng.randrange(len(ties))]) if len(ties) > 1 else int(ties[0])
-    if count == 1 or len(columns) == 1:
-        return [int(columns[first])]
-    costs[first] = -np.inf  # the chosen one leads whatever the order of its equals
-    # The rest starts at a random column: later places are not always the same equals'.
-    turn = rng.randrange(len(columns))
-    order = np.argsort(np.concatenate((costs[turn:], costs[:turn])), kind="stable")[:count]
-    return [int(columns[(place + turn) % len(columns)]) for place in order]
+
+class Picker:
+    """Orders columns by cost; equals come in random order.
+
+    Each pick adds a random stretch of a table of random numbers, which breaks ties in all
+    places at once for the price of one addition.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._jitter = self._table(_TABLE_SIZE)
+
+    def pick(self, cost: Floats, first: Bools, others: Bools, count: int) -> list[int]:
+        """Up to ``count`` distinct columns, the leader out of ``first``, then ``others``.
+
+        The cheapest come first. Empty when ``first`` allows none.
+        """
+        jittered = cost + self._stretch(len(cost))
+        leader = int(np.where(first, jittered, np.inf).argmin())
+        if not first[leader]:
+            return []
+        jittered[~others] = np.inf
+        jittered[leader] = -np.inf
+        order = jittered.argsort()[:count].tolist()
+        return [leader, *(column for column in order[1:] if others[column])]
+
+    def _stretch(self, width: int) -> Floats:
+        if len(self._jitter) < 2 * width:
+            self._jitter = self._table(4 * width)
+        start = self._rng.randrange(len(self._jitter) - width + 1)
+        return self._jitter[start : start + width]
+
+    def _table(self, size: int) -> Floats:
+        return np.array([self._rng.random() for _ in range(size)]) * JITTER_TOKENS

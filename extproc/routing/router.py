@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import numpy as np
 from extproc.fleet.pool import Pool
 from extproc.fleet.table import Ints
 from extproc.routing.costs import balanced
-from extproc.routing.picker import pick
+from extproc.routing.picker import Picker
 from extproc.tokens.keyer import PromptKeys
 
 _LAST_RESORT_COST = 1e15
@@ -32,7 +31,7 @@ def route(
     pool: Pool,
     prompts: Sequence[PromptKeys],
     now: float,
-    rng: random.Random,
+    picker: Picker,
     *,
     model: str | None = None,
     needs_slot: bool = True,
@@ -54,11 +53,9 @@ def route(
     last_resort = table.last_resort(now)
     if last_resort.any():
         cost[last_resort] += _LAST_RESORT_COST
-    first = pick(cost, allowed, 1, rng)[0]
-    usable[first] = False
-    others = pick(cost, usable, policy.endpoints - 1, rng) if policy.endpoints > 1 else []
-    matched = int(cached[first])
-    return Route([first, *others], matched, total - matched, total)
+    columns = picker.pick(cost, allowed, usable, policy.endpoints)
+    matched = int(cached[columns[0]])
+    return Route(columns, matched, total - matched, total)
 
 
 def cached_tokens(pool: Pool, prompts: Sequence[PromptKeys], now: float) -> Ints:

@@ -34,7 +34,7 @@ from extproc.tokens.blocks import (
     root_key,
 )
 from extproc.tokens.cache import ByteBoundedLru
-from extproc.tokens.messages import MEDIA_MARK, normalise_messages
+from extproc.tokens.messages import MEDIA_MARK, normalise_messages, normalise_tools
 from extproc.tokens.template import ChatTemplate, TemplateFailure
 from extproc.tokens.tokenizer import SegmentTokenizer
 
@@ -216,8 +216,12 @@ class PromptKeyer:
             return None
         try:
             return self._template.render(
-                normalise_messages(prompt.messages, self._template.content_format),
-                tools=prompt.tools,
+                normalise_messages(
+                    prompt.messages,
+                    self._template.content_format,
+                    takes_developer=self._template.takes_developer,
+                ),
+                tools=normalise_tools(prompt.tools),
                 documents=prompt.documents,
                 add_generation_prompt=prompt.add_generation_prompt,
                 continue_final_message=prompt.continue_final_message,

@@ -103,6 +103,9 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         self._special_tokens = dict(special_tokens or {})
+        # vLLM looks for the quoted word too.
+        texts = source + (tool_source or "")
+        self.takes_developer = '"developer"' in texts or "'developer'" in texts
         try:
             self.content_format = _content_format(environment.parse(source))
             self._plain = environment.from_string(source)
@@ -156,13 +159,16 @@ class ChatTemplate:
         template = self._with_tools if tools else self._plain
         variables: dict[str, Any] = {
             **self._special_tokens,
-            "messages": _with_mark(messages) if continue_final_message else messages,
-            "tools": tools,
             "documents": documents,
-            "add_generation_prompt": add_generation_prompt,
             "strftime_now": now or _no_clock,
             **(extra or {}),
+            # The request's own fields win over its template arguments.
+            "messages": _with_mark(messages) if continue_final_message else messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
         }
+        if documents is not None:
+            variables["documents"] = documents
         try:
             text = template.render(variables)
         except Exception as error:  # a template can raise anything, and its text may hold prompt

@@ -7,18 +7,19 @@ import pytest
 
 from extproc.fleet.pool import Pool
 from extproc.fleet.worker import WorkerState
+from extproc.routing.picker import Picker
 from extproc.routing.router import Route, cached_tokens, route
 from extproc.tokens.keyer import PromptKeys
 from tests.support.builders import BLOCK, join, pool, prompt_keys, snapshot, text_blocks
 
-RNG = random.Random(3)
+PICKER = Picker(random.Random(3))
 X = text_blocks(1, 20)
 Y = text_blocks(2, 20)
 
 
 def routed(pool: Pool, *token_ids: list[int], now: float = 0.0, needs_slot: bool = True) -> Route:
     prompts = [prompt_keys(ids) for ids in token_ids]
-    return route(pool, prompts, now, RNG, needs_slot=needs_slot)
+    return route(pool, prompts, now, PICKER, needs_slot=needs_slot)
 
 
 def warm(pool: Pool, number: int, ids: list[int]) -> None:
@@ -70,7 +71,7 @@ class TestCost:
     def test_prompts_without_keys_are_balanced_by_load(self) -> None:
         some = joined(2)
         some.book(0, 0, "lease")
-        chosen = route(some, [PromptKeys(500)], 0.0, RNG)
+        chosen = route(some, [PromptKeys(500)], 0.0, PICKER)
         assert (chosen.columns[0], chosen.cached_tokens, chosen.uncached_tokens) == (1, 0, 500)
 
     @pytest.mark.parametrize(("minimum", "credit"), [(39, 40), (40, 40), (41, 0)])
