@@ -158,7 +158,7 @@ class Call:
         if ticket is None or ticket.decision is None:
             raise ProtocolViolation("response_headers before a decision")
         now = desk.clock()
-        desk.scheduler.response_started(ticket, event.served_by, event.attempts, now)
+        desk.wake(desk.scheduler.response_started(ticket, event.served_by, event.attempts, now))
         metrics = desk.metrics.of(ticket.lane.pool.policy.model)
         metrics.ttft_s.observe(now - ticket.arrived_at)
         metrics.count_response(event.status)

@@ -196,14 +196,14 @@ class Scheduler:
 
     def response_started(
         self, ticket: Ticket, served_by: str | None, attempts: int, now: float
-    ) -> None:
+    ) -> list[Ticket]:
         """Response headers came, from ``served_by`` if known, after ``attempts`` tries.
 
         Workers hold their headers until the first token, so this ends the prefill. When
         Envoy went on to another worker, load and cache credit move there.
         """
         if ticket.ended or ticket.booking is None or ticket.decision is None:
-            return
+            return []
         ticket.started_at = now
         ticket.served_by = served_by or ticket.decision.endpoints[0]
         pool = ticket.lane.pool
@@ -213,6 +213,7 @@ class Scheduler:
             if failed is not None and address != served_by:
                 pool.suspect(failed, now)
         self._rebook(ticket, served_by)
+        return self._dispatch(ticket.lane, now)
 
     def finish(self, ticket: Ticket, now: float) -> list[Ticket]:
         """The request is over, however it ended; a second call does nothing."""

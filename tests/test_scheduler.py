@@ -567,7 +567,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def respond(self, data: st.DataObject, attempts: int, served: int) -> None:
         ticket = data.draw(st.sampled_from(self.tickets))
         by = None if served < 0 else address(served)
-        self.scheduler.response_started(ticket, by, attempts, self.now)
+        self.woken(self.scheduler.response_started(ticket, by, attempts, self.now))
 
     @rule(number=st.integers(0, 3), foreign=st.integers(0, 4), is_ready=st.booleans())
     def speak(self, number: int, foreign: int = 0, is_ready: bool = True) -> None:
@@ -689,6 +689,17 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestAnyOrder = SchedulerMachine.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+def test_a_slot_that_a_retry_left_goes_to_who_waits() -> None:
+    fleet = Fleet(workers=1, slots=1)
+    running, waiting = fleet.arrive(X), fleet.arrive(Y)
+    assert waiting.decision is None
+    second = join(fleet.pool, 1, slots=1, state=WorkerState.DRAINING)
+    assert fleet.scheduler.response_started(running, second.address, 2, now=1.0) == [waiting]
+    fleet.scheduler.finish(running, now=2.0)
+    fleet.scheduler.finish(waiting, now=2.0)
+    assert fleet.idle()
 
 
 class TestOutcomes:
