@@ -61,7 +61,8 @@ bench: $(READY) ## Benchmarks of the decision path and of Envoy with and without
 	$(BIN)/python -m benchmarks.overhead
 
 bench-smoke: $(READY) ## The same benchmarks at a size that CI has time for
-	$(BIN)/python -m benchmarks.hot_path --help >/dev/null
+	$(BIN)/python -m benchmarks.hot_path --workers 10 --workers 128 --rounds 50
+	$(BIN)/python -m benchmarks.overhead --rounds 2
 
 proto: $(READY) ## Generate the agent API from proto/
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=extproc/generated \

@@ -80,6 +80,11 @@ class FleetService:
         self._wake = wake
         self._streams: dict[str, _Context] = {}
 
+    @property
+    def open_streams(self) -> int:
+        """Agents connected."""
+        return len(self._streams)
+
     def handler(self) -> grpc.GenericRpcHandler:
         """What to register with a gRPC server."""
         method = grpc.stream_stream_rpc_method_handler(

@@ -117,6 +117,9 @@ class SchedulerServer:
         self.fleet = FleetService(
             self.scheduler, policy.reports, self.metrics, clock, self._desk.wake
         )
+        self.metrics.open_streams.set_function(lambda: self.processor.open_streams)
+        self.metrics.tokenizing.set_function(lambda: self._cold_text.pending)
+        self.metrics.agent_streams.set_function(lambda: self.fleet.open_streams)
         self._clock = clock
         self._started_at = clock()
         self._ready_timeout_s = policy.reports.ready_timeout_s

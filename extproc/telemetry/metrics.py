@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -102,6 +102,19 @@ class Metrics:
             "How late the event loop came back to a timer: what every stream waits for.",
             buckets=_FAST_S,
             registry=self.registry,
+        )
+        self.open_streams = Gauge(
+            "kvgate_open_streams",
+            "Requests that Envoy has with this scheduler, waiting and running.",
+            registry=self.registry,
+        )
+        self.tokenizing = Gauge(
+            "kvgate_tokenizing_prompts",
+            "Cold prompts in or before a tokenizer thread.",
+            registry=self.registry,
+        )
+        self.agent_streams = Gauge(
+            "kvgate_agent_streams", "Agents connected.", registry=self.registry
         )
         self.protocol_errors = Counter(
             "kvgate_protocol_errors",
