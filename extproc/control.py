@@ -21,6 +21,7 @@ from extproc.fleet.worker import (
     Introduction,
     LoadReport,
     Outcome,
+    Tier,
     Worker,
     WorkerState,
 )
@@ -197,9 +198,13 @@ class FleetService:
                 for outcome in message.finished.outcomes:
                     self._take_outcome(lane, worker, _outcome(outcome), now)
             elif kind == "snapshot":
-                self._scheduler.snapshot(lane, worker, _snapshot(message.snapshot), now)
+                self._scheduler.snapshot(
+                    lane, worker, _snapshot(message.snapshot), now, _tier(message.snapshot.tier)
+                )
             elif kind == "delta":
-                self._scheduler.delta(lane, worker, _delta(message.delta), now)
+                self._scheduler.delta(
+                    lane, worker, _delta(message.delta), now, _tier(message.delta.tier)
+                )
             else:
                 self._metrics.protocol_errors.labels("agent").inc()
         except DigestError as error:
@@ -232,6 +237,10 @@ def _load(load: agent_pb2.Load) -> LoadReport:
         left_out=dict(load.left_out),
         lost_events=load.lost_events,
     )
+
+
+def _tier(tier: int) -> Tier:
+    return Tier.HOST if tier == agent_pb2.TIER_HOST else Tier.DEVICE
 
 
 def _state(load: agent_pb2.Load) -> WorkerState:

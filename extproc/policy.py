@@ -98,6 +98,8 @@ class RoutingPolicy(_Section):
     """Cost of each request running or waiting on the worker."""
     min_prefix_tokens: NonNegativeInt = 0
     """A shorter cached prefix gives no credit."""
+    host_hit_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """What a block in the engine's host memory is worth beside one where it computes."""
     endpoints: Annotated[int, Field(ge=1, le=16)] = 3
     """Length of the ordered list that Envoy's retries walk."""
     max_in_flight_per_worker: PositiveInt = 256

@@ -22,6 +22,7 @@ from extproc.fleet.worker import (
     Introduction,
     LoadReport,
     Outcome,
+    Tier,
     Worker,
 )
 from extproc.policy import Policy
@@ -249,21 +250,35 @@ class Scheduler:
         lane.pool.report(worker, load, now)
         return self._dispatch(lane, now)
 
-    def snapshot(self, lane: ModelLane, worker: Worker, snapshot: Snapshot, now: float) -> None:
-        """A worker's whole digest.
+    def snapshot(
+        self,
+        lane: ModelLane,
+        worker: Worker,
+        snapshot: Snapshot,
+        now: float,
+        tier: Tier = Tier.DEVICE,
+    ) -> None:
+        """A worker's whole digest of one tier.
 
         Raises:
             DigestError: it does not fit; ask for another.
         """
-        lane.pool.snapshot(worker, snapshot, now)
+        lane.pool.snapshot(worker, snapshot, now, tier)
 
-    def delta(self, lane: ModelLane, worker: Worker, delta: Delta, now: float) -> None:
-        """Keys new on a worker.
+    def delta(
+        self,
+        lane: ModelLane,
+        worker: Worker,
+        delta: Delta,
+        now: float,
+        tier: Tier = Tier.DEVICE,
+    ) -> None:
+        """What changed in a worker's digest of one tier.
 
         Raises:
             DigestError: it does not fit; ask for a snapshot.
         """
-        lane.pool.delta(worker, delta, now)
+        lane.pool.delta(worker, delta, now, tier)
 
     def tick(self, now: float) -> list[Ticket]:
         """What time alone changes: expiry, lost workers, ageing credit."""

@@ -69,7 +69,7 @@ class DigestShape:
 
     def positions(self, keys: Keys) -> Positions:
         """Bit position of every key in every slice, slice offsets included."""
-        halves = keys.astype("<u8", copy=False).view("<u4").reshape(-1, 2)
+        halves = np.ascontiguousarray(keys, dtype="<u8").view("<u4").reshape(-1, 2)
         low, high = self._modulo(halves[:, 0]), self._modulo(halves[:, 1] | np.uint32(1))
         # Both below 2**25 and at most 20 steps, so uint32 never wraps.
         hashes = np.multiply.outer(self._steps, high)

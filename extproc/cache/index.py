@@ -81,17 +81,25 @@ class PrefixIndex:
     def add_column(self) -> int:
         """An empty column; the matrix doubles when it is full."""
         number = self._free.pop() if self._free else len(self._columns)
-        if number >= self.width:
+        self.open_column(number)
+        return number
+
+    def open_column(self, number: int) -> None:
+        """An empty column of a given number, which another index has chosen."""
+        while number >= self.width:
             self._matrix = np.hstack([self._matrix, np.zeros_like(self._matrix)])
             self._words = _as_words(self._matrix)
         self._columns[number] = _Column(self.shape.num_bytes)
-        return number
 
     def remove_column(self, number: int) -> None:
         """Empty a column and give its number back."""
+        self.close_column(number)
+        self._free.append(number)
+
+    def close_column(self, number: int) -> None:
+        """Empty a column whose number belongs to another index."""
         self.clear(number)
         del self._columns[number]
-        self._free.append(number)
 
     def clear(self, number: int) -> None:
         """Forget everything about a worker: digest and overlay."""
@@ -185,6 +193,11 @@ class PrefixIndex:
             alive, start, size = lasting, start + size, min(4 * size, _LAST_CHUNK_BLOCKS)
         return runs
 
+    def held(self, keys: Keys, width: int) -> npt.NDArray[np.uint8]:
+        """1 for each key that a column holds, shape (keys, width)."""
+        bits = _bits_of(self._held(keys))
+        return np.pad(bits, ((0, 0), (0, width - bits.shape[1])))
+
     def _held(self, keys: Keys) -> npt.NDArray[np.generic]:
         """Rows of the keys over all columns, shape (keys, words)."""
         slices = self.shape.positions(keys).T
@@ -238,6 +251,23 @@ class PrefixIndex:
         rows = np.flatnonzero(changed[: self.shape.num_bits])
         self._matrix[rows, number >> 3] ^= np.uint8(1 << (number & 7))
         column.live_bits = live
+
+
+def joint_runs(keys: Keys, device: PrefixIndex, host: PrefixIndex) -> Runs:
+    """Like ``longest_runs``, where each block may be in either of two tiers."""
+    width = device.width
+    runs = np.zeros(width, dtype=np.int64)
+    alive = np.ones(width, dtype=np.uint8)
+    for start in range(0, len(keys), _FIRST_CHUNK_BLOCKS):
+        chunk = keys[start : start + _FIRST_CHUNK_BLOCKS]
+        held = device.held(chunk, width) | host.held(chunk, width)
+        held[0] &= alive
+        np.bitwise_and.accumulate(held, axis=0, out=held)
+        runs += held.sum(axis=0, dtype=np.uint8)
+        alive = held[-1]
+        if not alive.any():
+            break
+    return runs
 
 
 def _already(keys: Keys, credited: set[int]) -> int:

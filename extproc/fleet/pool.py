@@ -11,10 +11,10 @@ import numpy as np
 
 from extproc.cache.digest import DigestShape
 from extproc.cache.feed import Delta, DigestFeed, Snapshot
-from extproc.cache.index import PrefixIndex
+from extproc.cache.index import PrefixIndex, joint_runs
 from extproc.errors import DigestError
-from extproc.fleet.table import ALWAYS, NEVER, Bools, WorkerTable
-from extproc.fleet.worker import Booking, Introduction, LoadReport, Worker, WorkerState
+from extproc.fleet.table import ALWAYS, NEVER, Bools, Floats, WorkerTable
+from extproc.fleet.worker import Booking, Introduction, LoadReport, Tier, Worker, WorkerState
 from extproc.policy import PoolPolicy, ReportPolicy
 from extproc.tokens.blocks import Keys
 
@@ -33,6 +33,7 @@ class Pool:
         self.table = WorkerTable()
         self.workers: dict[str, Worker] = {}
         self._by_column: dict[int, Worker] = {}
+        self._host: PrefixIndex | None = None
         self._leases: set[str] = set()
         self._serving: dict[str, Bools] = {}
         for address in policy.workers:
@@ -51,6 +52,8 @@ class Pool:
         worker.sends_digests = hello.sends_digests
         worker.reported_at = now
         worker.feed.open_stream()
+        if worker.host_feed is not None:
+            worker.host_feed.open_stream()
         self._serve(worker, hello.models)
         self.table.slots[worker.column] = (
             hello.max_running or self.policy.routing.max_in_flight_per_worker
@@ -74,12 +77,25 @@ class Pool:
         self.table.foreign[column] = max(0, seen - ours)
         worker.peak_in_flight = int(self.table.in_flight[column])
 
-    def snapshot(self, worker: Worker, snapshot: Snapshot, now: float) -> None:
-        """Replace a worker's digest.
+    def cached_blocks(self, keys: Keys) -> Floats:
+        """Leading blocks that each worker has, those to be loaded from host memory discounted."""
+        runs = self.index.longest_runs(keys).astype(np.float64)
+        if self._host is not None:
+            loaded = joint_runs(keys, self.index, self._host) - runs
+            runs += self.policy.routing.host_hit_weight * loaded
+        return runs
+
+    def snapshot(
+        self, worker: Worker, snapshot: Snapshot, now: float, tier: Tier = Tier.DEVICE
+    ) -> None:
+        """Replace a worker's digest of one tier.
 
         Raises:
             DigestError: see :meth:`DigestFeed.apply_snapshot`.
         """
+        if tier is Tier.HOST:
+            self._host_feed(worker).apply_snapshot(snapshot, now)
+            return
         try:
             applied = worker.feed.apply_snapshot(snapshot, now)
         except DigestError:
@@ -88,18 +104,23 @@ class Pool:
         if applied:
             self.table.digest_until[worker.column] = now + self.policy.digest.max_age_s
 
-    def delta(self, worker: Worker, delta: Delta, now: float) -> None:
-        """Add to a worker's digest.
+    def delta(self, worker: Worker, delta: Delta, now: float, tier: Tier = Tier.DEVICE) -> None:
+        """Change a worker's digest of one tier.
 
         Raises:
             DigestError: see :meth:`DigestFeed.apply_delta`.
         """
+        if tier is Tier.HOST:
+            self._host_feed(worker).apply_delta(delta, now)
+            return
         worker.feed.apply_delta(delta, now)
         self.table.digest_until[worker.column] = now + self.policy.digest.max_age_s
 
     def forget_digest(self, worker: Worker) -> None:
         """No cache credit until the worker's next snapshot, or what is routed from here on."""
         worker.feed.forget()
+        if worker.host_feed is not None:
+            worker.host_feed.forget()
         self.table.digest_until[worker.column] = ALWAYS
 
     def suspect(self, worker: Worker, now: float) -> None:
@@ -194,8 +215,20 @@ class Pool:
         del self.workers[worker.address]
         del self._by_column[worker.column]
         self.index.remove_column(worker.column)
+        if self._host is not None and worker.host_feed is not None:
+            self._host.close_column(worker.column)
         self.table.reset(worker.column)
         self._index_names()
+
+    def _host_feed(self, worker: Worker) -> DigestFeed:
+        """The worker's host-memory digest; pools without any have no index for it."""
+        if self._host is None:
+            self._host = PrefixIndex(self.index.shape, max_overlay_keys=0)
+        if worker.host_feed is None:
+            self._host.open_column(worker.column)
+            block_size = self.policy.block_size_tokens
+            worker.host_feed = DigestFeed(self._host, worker.column, block_size)
+        return worker.host_feed
 
     def _serve(self, worker: Worker, names: tuple[str, ...]) -> None:
         """Note which names a worker serves now."""

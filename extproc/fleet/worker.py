@@ -25,6 +25,13 @@ class WorkerState(Enum):
         return self not in (WorkerState.STARTING, WorkerState.ASLEEP, WorkerState.DOWN)
 
 
+class Tier(Enum):
+    """Where cached blocks are: where the engine computes, or where it loads them from."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
 class EngineError(Enum):
     """How a request ended on its engine; the value is the metric label."""
 
@@ -92,6 +99,7 @@ class Worker:
 
     Attributes:
         reports: whether an agent speaks for it (False: from the policy's static list).
+        host_feed: its digest of blocks in host memory, once it sends one.
         sends_digests: whether its agent reads KV events; without, the overlay lives longer.
         names: models and adapters that it serves.
         reported_at: seconds of the last report.
@@ -104,6 +112,7 @@ class Worker:
         "column",
         "engine",
         "feed",
+        "host_feed",
         "last_report",
         "names",
         "overlay_aged_at",
@@ -119,6 +128,7 @@ class Worker:
         self.address = address
         self.column = column
         self.feed = feed
+        self.host_feed: DigestFeed | None = None
         self.reports = reports
         self.sends_digests = False
         self.engine = ""

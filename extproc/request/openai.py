@@ -49,7 +49,6 @@ class ChatBody(CommonBody):
     chat_template_kwargs: dict[str, Any] | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    tool_choice: Any = None
     reasoning_effort: Any = None
 
     def prompt(self) -> Prompt:
@@ -59,8 +58,7 @@ class ChatBody(CommonBody):
             return UnknownPrompt(sum(len(str(m.get("content") or "")) for m in self.messages))
         return ChatPrompt(
             messages=self.messages,
-            # vLLM leaves tools out of the prompt when the caller forbids their use.
-            tools=None if self.tool_choice == "none" else self.tools,
+            tools=self.tools,
             documents=self.documents,
             add_generation_prompt=self.add_generation_prompt is not False,
             continue_final_message=bool(self.continue_final_message),

@@ -65,8 +65,7 @@ def cached_tokens(pool: Pool, prompts: Sequence[PromptKeys], now: float) -> Ints
     total = np.zeros(len(pool.table), dtype=np.int64)
     for prompt in prompts:
         if len(prompt.keys):
-            tokens = pool.index.longest_runs(prompt.keys)
-            tokens *= block_size
+            tokens = (pool.cached_blocks(prompt.keys) * block_size).astype(np.int64)
             if shortest:
                 tokens[tokens < shortest] = 0
             total += tokens

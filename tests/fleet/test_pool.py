@@ -5,15 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.cache.digest import DigestShape
 from extproc.errors import DigestError
 from extproc.fleet.pool import Pool
 from extproc.fleet.table import ALWAYS, NEVER
-from extproc.fleet.worker import Booking, Introduction, LoadReport, Worker, WorkerState
+from extproc.fleet.worker import Booking, Introduction, LoadReport, Tier, Worker, WorkerState
 from extproc.policy import ReportPolicy
 from tests.support.builders import (
     MODEL,
     address,
     delta,
+    hello,
     join,
     keys_of,
     no_keys,
@@ -425,3 +427,63 @@ class TestAdapters:
         some = pool()
         workers = [join(some, number, adapters=("lora",)) for number in range(20)]
         assert some.usable("lora").sum() == len(workers)
+
+
+class TestHostMemory:
+    """Blocks that the engine would load back are worth less than those it has at hand."""
+
+    def blocks(self, some: Pool, worker: Worker) -> float:
+        return float(some.cached_blocks(X)[worker.column])
+
+    def test_a_prefix_continued_in_host_memory_counts_in_part(self) -> None:
+        some = pool(routing={"host_hit_weight": 0.5})
+        worker, other = join(some, 1), join(some, 2)
+        some.snapshot(worker, snapshot(X[:2]), now=1.0)
+        some.snapshot(worker, snapshot(X[2:4]), 1.0, Tier.HOST)
+        assert self.blocks(some, worker) == 2 + 0.5 * 2
+        assert self.blocks(some, other) == 0
+        some.delta(worker, delta(X[4:6]), 2.0, Tier.HOST)
+        assert self.blocks(some, worker) == 2 + 0.5 * 4
+
+    def test_a_gap_in_both_tiers_ends_the_run(self) -> None:
+        some = pool(routing={"host_hit_weight": 1.0})
+        worker = join(some, 1)
+        some.snapshot(worker, snapshot(X[3:]), 1.0, Tier.HOST)
+        assert self.blocks(some, worker) == 0
+        some.snapshot(worker, snapshot(X[:2]), now=1.0)
+        assert self.blocks(some, worker) == 2
+
+    def test_an_engine_that_is_gone_has_no_host_memory_either(self) -> None:
+        some = pool()
+        worker = join(some, 1)
+        some.snapshot(worker, snapshot(X), 1.0, Tier.HOST)
+        some.report(worker, ready(state=WorkerState.DOWN), now=2.0)
+        assert self.blocks(some, worker) == 0
+
+    def test_a_new_stream_starts_with_a_snapshot_in_both_tiers(self) -> None:
+        some = pool()
+        worker = join(some, 1)
+        some.snapshot(worker, snapshot(X), 1.0, Tier.HOST)
+        some.hello(hello(1), now=2.0)
+        with pytest.raises(DigestError):
+            some.delta(worker, delta(X), 2.0, Tier.HOST)
+
+    def test_workers_may_come_and_go_in_any_order(self) -> None:
+        some = pool()
+        workers = [join(some, number) for number in range(20)]
+        some.snapshot(workers[-1], snapshot(X), 1.0, Tier.HOST)
+        assert self.blocks(some, workers[-1]) == 3
+        assert self.blocks(some, workers[0]) == 0
+        some.tick(1_000.0)
+        newcomer = join(some, 30, now=1_000.0)
+        assert self.blocks(some, newcomer) == 0
+
+
+def test_a_long_prompt_matches_over_both_tiers() -> None:
+    some = pool(digest={"capacity_blocks": 4_000, "error_rate": 0.001})
+    worker = join(some, 1)
+    prompt = keys_of(text_blocks(5, 500))
+    size = DigestShape(4_000, 0.001)
+    some.snapshot(worker, snapshot(prompt[:450:2], size=size), 1.0)
+    some.snapshot(worker, snapshot(prompt[1:450:2], size=size), 1.0, Tier.HOST)
+    assert 225 <= float(some.cached_blocks(prompt)[worker.column]) <= 227

@@ -138,25 +138,26 @@ def no_keys() -> Keys:
     return np.empty(0, dtype=np.uint64)
 
 
-def digest_of(keys: Keys) -> BlockDigest:
-    digest = BlockDigest(CAPACITY, ERROR_RATE)
+def digest_of(keys: Keys, size: DigestShape | None = None) -> BlockDigest:
+    size = size or shape()
+    digest = BlockDigest(size.capacity, size.error_rate)
     digest.add_keys(keys)
     return digest
 
 
-def snapshot(keys: Keys | None = None, **changes: Any) -> Snapshot:
+def snapshot(keys: Keys | None = None, size: DigestShape | None = None, **changes: Any) -> Snapshot:
     """A snapshot that fits :func:`pool_policy`; ``bits`` given alone gets its checksum."""
-    digest = digest_of(no_keys() if keys is None else keys)
-    shape = digest.shape
+    digest = digest_of(no_keys() if keys is None else keys, size)
+    made = digest.shape
     fields: Json = {
         "version": WIRE_VERSION,
         "epoch": 1,
         "sequence": 1,
         "block_size_tokens": BLOCK,
-        "capacity": CAPACITY,
-        "error_rate": ERROR_RATE,
-        "num_slices": shape.num_slices,
-        "bits_per_slice": shape.bits_per_slice,
+        "capacity": made.capacity,
+        "error_rate": made.error_rate,
+        "num_slices": made.num_slices,
+        "bits_per_slice": made.bits_per_slice,
         "hash_name": HASH_NAME,
         "count": digest.count,
         "bits": digest.packed(),
