@@ -68,6 +68,9 @@ def build_keyer(pool: PoolPolicy, policy: Policy) -> PromptKeyer:
     Raises:
         PolicyError: the files that the policy names cannot be used.
     """
+    # One text at a time gains nothing from the library's own threads, and waking them costs
+    # a quarter of the CPU of a short text.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokenizer, template = None, None
     if pool.tokenizer is not None:
         try:
