@@ -54,7 +54,15 @@ class Desk:
 class Call:
     """One stream. ``run`` returns when Envoy or a refusal ends it; ``end`` must follow."""
 
-    __slots__ = ("_context", "_desk", "_profile", "_status", "_stream", "_ticket")
+    __slots__ = (
+        "_context",
+        "_desk",
+        "_engine_error",
+        "_profile",
+        "_status",
+        "_stream",
+        "_ticket",
+    )
 
     def __init__(self, desk: Desk, context: Context) -> None:
         self._desk = desk
@@ -63,6 +71,7 @@ class Call:
         self._profile: RequestProfile | None = None
         self._ticket: Ticket | None = None
         self._status = 0
+        self._engine_error: str | None = None
 
     async def run(self) -> None:
         """Serve the stream.
@@ -165,6 +174,7 @@ class Call:
         if event.attempts > 1:
             metrics.retried.inc()
         self._status = event.status
+        self._engine_error = event.engine_error
         shown = desk.policy.response_headers
         return self._stream.answer_response(_client_headers(ticket, ticket.decision, shown))
 
@@ -186,6 +196,7 @@ class Call:
             "prompt": decision.prompt_tokens if decision else 0,
             "queue_ms": round(1000 * decision.queue_wait_s) if decision else 0,
             "status": self._status or (ticket.refusal.code if ticket.refusal else "gone"),
+            "engine_error": self._engine_error or "-",
             "ms": round(1000 * (now - ticket.arrived_at)),
         }
         logger.info("request", extra={"facts": facts})

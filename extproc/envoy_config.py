@@ -67,6 +67,10 @@ GENERATED = (
 )
 
 
+ENGINE_ERROR_HEADER = "x-kvgate-engine-error"
+RETRIED_ENGINE_ERRORS = ("engine_dead", "shutting_down", "queue_full")
+
+
 class EnvoyConfigError(KvgateError):
     """The settings are wrong, Envoy refused the configuration, or there is no Envoy."""
 
@@ -321,11 +325,20 @@ def _retries(settings: EnvoySettings) -> route.RetryPolicy:
         typed_config=PackedAny.pack(previous_hosts.PreviousHostsPredicate()),
     )
     return route.RetryPolicy(
-        retry_on="connect-failure,refused-stream,reset,retriable-status-codes",
+        retry_on="connect-failure,refused-stream,reset,retriable-status-codes,retriable-headers",
         num_retries=settings.retries,
         retry_host_predicate=[untried],
         host_selection_retry_max_attempts=5,
         retriable_status_codes=[503],
+        # A dying engine answers 500; the middleware says which 500s another worker can mend.
+        retriable_headers=[
+            route.HeaderMatcher(
+                name=ENGINE_ERROR_HEADER,
+                string_match=matcher.StringMatcher(
+                    safe_regex=matcher.RegexMatcher(regex="|".join(RETRIED_ENGINE_ERRORS))
+                ),
+            )
+        ],
         retry_back_off=route.RetryPolicyRetryBackOff(
             base_interval=timedelta(milliseconds=25), max_interval=timedelta(milliseconds=250)
         ),

@@ -33,6 +33,8 @@ MAX_PIECE_BYTES = 62_000
 DESTINATION = "x-gateway-destination-endpoint"
 METADATA_NAMESPACE = "envoy.lb"
 LEASE = "x-kvgate-lease"
+ENGINE_ERROR = "x-kvgate-engine-error"
+"""How the worker's middleware marks error answers; for kvgate and Envoy, not for clients."""
 
 _OVERWRITE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
@@ -82,9 +84,13 @@ def request_trailers_answer() -> ProcessingResponse:
     return ProcessingResponse(request_trailers=TrailersResponse())
 
 
-def response_headers_answer(headers: Iterable[tuple[str, str]]) -> ProcessingResponse:
-    """Answer response headers, adding what the client may see."""
-    return ProcessingResponse(response_headers=HeadersResponse(response=_set(headers, None)))
+def response_headers_answer(
+    headers: Iterable[tuple[str, str]], remove: Iterable[str] = ()
+) -> ProcessingResponse:
+    """Answer response headers, adding what the client may see and taking out what it may not."""
+    response = _set(headers, None)
+    response.header_mutation.remove_headers.extend(remove)
+    return ProcessingResponse(response_headers=HeadersResponse(response=response))
 
 
 def response_body_answer() -> ProcessingResponse:

@@ -28,6 +28,7 @@ _MAX_HEADER_CHARS = 4_096
 """Headers are cut to this length before anything looks at them."""
 
 _MAX_REQUEST_ID_CHARS = 256
+_MAX_ERROR_CHARS = 32
 
 _BUFFERED = (ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL)
 _BODILESS = (ProcessingMode.NONE, ProcessingMode.STREAMED)
@@ -55,6 +56,7 @@ class ResponseStarted:
     status: int
     served_by: str | None
     attempts: int
+    engine_error: str | None = None
 
 
 @dataclass(slots=True)
@@ -91,6 +93,7 @@ class RequestStream:
         self._size = 0
         self._has_body = False
         self._ends_with_trailers = False
+        self._hidden: tuple[str, ...] = ()
 
     @property
     def refused(self) -> bool:
@@ -116,7 +119,9 @@ class RequestStream:
             return Step(self.answer_response([]))
         if self._state in (_State.ANSWERED, _State.ENVOY_ANSWERED):
             if kind == "response_headers" and self._state is _State.ANSWERED:
-                return Step(event=_response_started(message))
+                started = _response_started(message)
+                self._hidden = () if started.engine_error is None else (replies.ENGINE_ERROR,)
+                return Step(event=started)
             if kind == "response_body":
                 return Step([replies.response_body_answer()])
             if kind == "response_trailers":
@@ -151,7 +156,7 @@ class RequestStream:
 
     def answer_response(self, headers: list[tuple[str, str]]) -> list[ProcessingResponse]:
         """Let the response pass, with these headers added."""
-        return [replies.response_headers_answer(headers)]
+        return [replies.response_headers_answer(headers, self._hidden)]
 
     def _on_headers(self, message: ProcessingRequest) -> Step:
         if message.HasField("protocol_config"):
@@ -208,12 +213,13 @@ def _wanted(message: ProcessingRequest) -> dict[str, str]:
 
 
 def _response_started(message: ProcessingRequest) -> ResponseStarted:
-    status = 0
+    status, engine_error = 0, None
     for header in message.response_headers.headers.headers:
+        text = header.raw_value or header.value.encode()
         if header.key == ":status":
-            text = header.raw_value or header.value.encode()
             status = int(text) if text.isdigit() else 0
-            break
+        elif header.key == replies.ENGINE_ERROR:
+            engine_error = text.decode("ascii", "replace")[:_MAX_ERROR_CHARS]
     served_by, attempts = None, 1
     if _ATTRIBUTES in message.attributes:
         fields = message.attributes[_ATTRIBUTES].fields
@@ -221,4 +227,4 @@ def _response_started(message: ProcessingRequest) -> ResponseStarted:
             served_by = fields["upstream.address"].string_value or None
         if "upstream.request_attempt_count" in fields:
             attempts = int(fields["upstream.request_attempt_count"].number_value)
-    return ResponseStarted(status, served_by, attempts)
+    return ResponseStarted(status, served_by, attempts, engine_error)

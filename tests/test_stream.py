@@ -426,6 +426,21 @@ class TestResponses:
         assert answer.WhichOneof("response") == "response_headers"
         assert set_headers(answer) == {"x-kvgate-worker": "w"}
 
+    def test_the_engines_error_class_is_read_and_kept_from_the_client(self) -> None:
+        talk = Dialogue().send(request_headers(ends=True))
+        talk.send(
+            response_headers(
+                HeaderValue(key=":status", raw_value=b"500"),
+                HeaderValue(key="x-kvgate-engine-error", raw_value=b"engine_dead\xff"),
+            )
+        )
+        assert talk.started is not None
+        assert talk.started.status == 500
+        assert talk.started.engine_error == "engine_dead\ufffd"
+        (answer,) = talk.stream.answer_response([])
+        mutation = answer.response_headers.response.header_mutation
+        assert list(mutation.remove_headers) == ["x-kvgate-engine-error"]
+
     @pytest.mark.parametrize("mode", [FULL, *BUFFERED])
     def test_an_answer_of_envoys_own_passes_without_a_decision(self, mode: int) -> None:
         """A body over Envoy's own limit: its 413 comes while kvgate waits for the rest."""

@@ -19,7 +19,7 @@ from extproc.envoy_config import DESTINATION_HEADER, PROCESSOR_SERVICE, BodyMode
 from tests.support.envoy import RunningEnvoy, envoy_settings, free_ports, running_envoy
 
 CHUNK = 62_000
-Behaviour = Literal["serve", "refuse", "reset", "reset_after_body", "busy"]
+Behaviour = Literal["serve", "refuse", "reset", "reset_after_body", "busy", "dying", "faulty"]
 
 
 @dataclass
@@ -158,6 +158,9 @@ class Worker:
         self.requests.append(told)
         if self.behaviour == "reset_after_body":
             request.transport.abort()
+        if self.behaviour in ("dying", "faulty"):
+            error = "engine_dead" if self.behaviour == "dying" else "other"
+            return web.json_response(told, status=500, headers={"x-kvgate-engine-error": error})
         return web.json_response(told, status=503 if self.behaviour == "busy" else 200)
 
 

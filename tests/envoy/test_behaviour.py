@@ -56,12 +56,18 @@ class TestRouting:
 
 
 class TestRetries:
-    @pytest.mark.parametrize("fault", ["refuse", "reset", "reset_after_body", "busy"])
+    @pytest.mark.parametrize("fault", ["refuse", "reset", "reset_after_body", "busy", "dying"])
     async def test_the_list_is_walked_past_a_worker_that_fails(self, fault: Any) -> None:
         async with rig(fault, "serve", "serve") as path:
             path.send_to(0, 2)
             for _ in range(2):
                 assert (await path.post()).json()["worker"] == path.workers[2].address
+
+    async def test_an_error_that_no_other_worker_mends_is_not_retried(self) -> None:
+        async with rig("faulty", "serve") as path:
+            path.send_to(0, 1)
+            answer = await path.post()
+            assert (answer.status_code, answer.json()["worker"]) == (500, path.workers[0].address)
 
     @BOTH
     async def test_a_12_mb_body_is_retried_whole(self, body_mode: BodyMode) -> None:
