@@ -7,6 +7,7 @@ VLLM_VENV := .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
 # A further package index for torch's CPU build, where pip's own configuration names none.
 VLLM_INDEX ?=
+ENGINE ?= simulator
 # The pure core: everything that decides, branch coverage 100%.
 CORE := extproc/errors.py,extproc/policy.py,extproc/scheduler.py,extproc/stream.py,extproc/replies.py,extproc/request/*,extproc/tokens/*,extproc/cache/*,extproc/fleet/*,extproc/admission/*,extproc/routing/*
 
@@ -25,8 +26,8 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-run: $(READY) ## Whole system on loopback: Envoy on 10000, scheduler, three simulated workers
-	@exec $(BIN)/kvgate up
+run: $(READY) $(if $(filter vllm,$(ENGINE)),$(VLLM_READY)) ## Whole system on loopback, on port 10000; ENGINE=vllm for the real engine
+	@exec $(BIN)/kvgate up --engine $(ENGINE)
 
 test: check unit ## Everything that must pass (under 15 minutes on 2 cores)
 
@@ -59,6 +60,8 @@ test-vllm: $(READY) $(VLLM_READY) ## Tests on real vLLM servers, and the simulat
 bench: $(READY) ## Benchmarks of the decision path and of Envoy with and without kvgate
 	$(BIN)/python -m benchmarks.hot_path
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.digest_build
+	$(BIN)/python -m benchmarks.middleware
 
 bench-smoke: $(READY) ## The same benchmarks at a size that CI has time for
 	$(BIN)/python -m benchmarks.hot_path --workers 10 --workers 128 --rounds 50

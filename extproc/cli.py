@@ -125,7 +125,9 @@ def envoy_config(
 
 @app.command()
 def up(
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Simulated workers.")] = 3,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=64, help="3 simulated workers, or 2 real ones.")
+    ] = None,
     envoy_port: Annotated[int, typer.Option(help="Where clients connect.")] = 10_000,
     envoy_admin_port: Annotated[int, typer.Option()] = 9_901,
     extproc_port: Annotated[int, typer.Option()] = 9_002,
@@ -135,6 +137,9 @@ def up(
     kv_events_port: Annotated[int, typer.Option(help="First worker's KV events.")] = 5_557,
     kv_replay_port: Annotated[int, typer.Option(help="First worker's KV replay.")] = 5_657,
     model: Annotated[str, typer.Option(help="Model name to serve.")] = "sim-8b",
+    engine: Annotated[
+        Literal["simulator", "vllm"], typer.Option(help="vllm: the real one, see make vllm.")
+    ] = "simulator",
     speedup: Annotated[float, typer.Option(help="Simulated workers run this much faster.")] = 1.0,
     policy: Annotated[Path | None, typer.Option(help="Policy file in place of ours.")] = None,
     state_dir: Annotated[Path, typer.Option(help="Model, configuration.")] = Path(".kvgate"),
@@ -145,7 +150,7 @@ def up(
     from extproc.up import up as run
 
     settings = UpSettings(
-        workers=workers,
+        workers=workers or (2 if engine == "vllm" else 3),
         envoy_port=envoy_port,
         envoy_admin_port=envoy_admin_port,
         extproc_port=extproc_port,
@@ -155,6 +160,7 @@ def up(
         kv_events_port=kv_events_port,
         kv_replay_port=kv_replay_port,
         model=model,
+        engine=engine,
         speedup=speedup,
         policy=policy,
         state_dir=state_dir,

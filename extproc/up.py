@@ -13,9 +13,9 @@ import errno
 import json
 import socket
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 import aiohttp
 import yaml
@@ -26,7 +26,10 @@ from extproc.envoy_config import BodyMode, EnvoySettings, envoy_binary, write
 from extproc.errors import KvgateError
 from extproc.policy import Policy, load_policy
 from extproc.supervisor import Check, Program, Stage, StartFailed, Supervisor, Times
+from workers.middleware import SOCKET_VARIABLE
 from workers.simulator.model import make_model_dir
+from workers.vllm_model import ADAPTERS, SIZES, make_vllm_model
+from workers.vllm_server import BLOCK_TOKENS, ENVIRONMENT, UNSET, VllmServer
 
 HOST = "127.0.0.1"
 SETTINGS_ERROR = 2
@@ -35,6 +38,14 @@ NAME_WIDTH = 10
 DRAIN_POLL_S = 0.1
 # A base id of its own lets several Envoys share a machine.
 ENVOY_OPTIONS = ("--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning")
+
+
+Engine = Literal["simulator", "vllm"]
+ROOT = Path(__file__).parents[1]
+# Two of vLLM's servers start in half a minute, the first time of all in two.
+VLLM_START_S = 300.0
+VLLM_SIZE = "tiny"
+VLLM_BLOCKS = 2_048
 
 
 class UpError(KvgateError):
@@ -60,6 +71,9 @@ class UpSettings:
     """Divides every step time of the simulated workers."""
     max_running: int = 32
     """Sequences that a worker runs at once."""
+    engine: Engine = "simulator"
+    vllm_python: Path = ROOT / ".venv-vllm" / "bin" / "python"
+    """Interpreter of vLLM's environment, where ``engine`` is vllm."""
     state_dir: Path = Path(".kvgate")
     body_mode: BodyMode = "full_duplex"
     policy: Path | None = None
@@ -108,9 +122,15 @@ async def _run(settings: UpSettings, stages: list[Stage], out: Console, err: Con
             stages,
             on_line=log.line,
             on_ready=lambda: out.print(_welcome(settings), markup=False, soft_wrap=True),
-            times=settings.times,
+            times=_times(settings),
         )
         await supervisor.run()
+
+
+def _times(settings: UpSettings) -> Times:
+    """vLLM takes its time to start."""
+    times = settings.times
+    return replace(times, start_s=VLLM_START_S) if settings.engine == "vllm" else times
 
 
 class _Log:
@@ -231,21 +251,32 @@ def _prepare(settings: UpSettings, console: Console) -> list[Stage]:
         raise UpError(f"--workers {settings.workers} is not a positive number")
     envoy = envoy_binary()
     state = settings.state_dir.resolve()
-    own_model = state / "model"
-    policy_path = settings.policy or _write_policy(state, settings.model)
+    own_model = state / ("vllm-model/tiny" if settings.engine == "vllm" else "model")
+    if settings.engine == "vllm" and not settings.vllm_python.is_file():
+        raise UpError(f"vLLM is not installed at {settings.vllm_python}: run make vllm")
+    policy_path = settings.policy or _write_policy(settings, state, own_model)
     policy = load_policy(policy_path)
     model_dir = _tokenizer_of(policy, settings.model) or own_model
     if model_dir == own_model:
-        with console.status("Making the simulated model's tokenizer (a few seconds, once)"):
-            make_model_dir(own_model)
+        with console.status("Making a small model (a few seconds, once)"):
+            if settings.engine == "vllm":
+                make_vllm_model(own_model, SIZES[VLLM_SIZE])
+            else:
+                make_model_dir(own_model)
     config = state / "envoy.yaml"
     write(_envoy_settings(settings, policy), config)
     return _stages(settings, policy_path, model_dir, (str(envoy), "-c", str(config)))
 
 
-def _write_policy(state: Path, model: str) -> Path:
-    """One pool with the simulated model; everything else as kvgate's defaults have it."""
-    pool = {"model": model, "tokenizer": "model", "block_size_tokens": 16, "adapters": []}
+def _write_policy(settings: UpSettings, state: Path, model_dir: Path) -> Path:
+    """One pool with our model; everything else as kvgate's defaults have it."""
+    real = settings.engine == "vllm"
+    pool = {
+        "model": settings.model,
+        "tokenizer": str(model_dir.relative_to(state)),
+        "block_size_tokens": BLOCK_TOKENS if real else 16,
+        "adapters": list(ADAPTERS) if real else [],
+    }
     state.mkdir(parents=True, exist_ok=True)
     path = state / "policy.yaml"
     path.write_text(
@@ -331,6 +362,8 @@ def _scheduler(settings: UpSettings, policy: Path) -> Program:
 
 
 def _worker(settings: UpSettings, number: int, model_dir: Path) -> Program:
+    if settings.engine == "vllm":
+        return _vllm(settings, number, model_dir)
     return _python(
         f"worker-{number + 1}",
         "workers.simulator",
@@ -346,7 +379,31 @@ def _worker(settings: UpSettings, number: int, model_dir: Path) -> Program:
     )  # fmt: skip
 
 
+def _vllm(settings: UpSettings, number: int, model_dir: Path) -> Program:
+    server = VllmServer(
+        python=settings.vllm_python,
+        model_dir=model_dir,
+        size=VLLM_SIZE,
+        model_name=settings.model,
+        host=HOST,
+        port=settings.worker_port + number,
+        kv_events_port=settings.kv_events_port + number,
+        kv_replay_port=settings.kv_replay_port + number,
+        blocks=VLLM_BLOCKS,
+        max_num_seqs=settings.max_running,
+    )
+    given = {**ENVIRONMENT, SOCKET_VARIABLE: str(_socket(settings, number))}
+    changes = [item for name in UNSET for item in ("-u", name)]
+    changes += [f"{name}={value}" for name, value in given.items()]
+    return Program(f"worker-{number + 1}", ("env", *changes, *server.command()))
+
+
+def _socket(settings: UpSettings, number: int) -> Path:
+    return settings.state_dir.resolve() / f"worker-{number + 1}.sock"
+
+
 def _agent(settings: UpSettings, number: int) -> Program:
+    socket_flags = ("--socket", _socket(settings, number)) if settings.engine == "vllm" else ()
     return _python(
         f"agent-{number + 1}",
         "workers.agent",
@@ -355,6 +412,7 @@ def _agent(settings: UpSettings, number: int) -> Program:
         "--kv-replay", f"tcp://{HOST}:{settings.kv_replay_port + number}",
         "--scheduler", f"{HOST}:{settings.control_port}",
         "--max-running", settings.max_running,
+        *socket_flags,
     )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ async def test_a_full_queue_and_a_long_wait_get_429_with_retry_after(small: Syst
     async with client_for(small.url) as client:
         tasks = []
         for number in range(SLOTS + 6):
-            body = asked("x", str(number), max_tokens=250, ignore_eos=True)
+            body = asked("x", str(number), max_tokens=600, ignore_eos=True)
             tasks.append(asyncio.create_task(client.post(CHAT, json=body)))
             await asyncio.sleep(0.02)
         answers = await asyncio.gather(*tasks)

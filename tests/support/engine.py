@@ -26,13 +26,27 @@ PAGE = """\
 # TYPE process_start_time_seconds gauge
 process_start_time_seconds {started}
 # TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{{engine="0",model_name="tiny"}} 2.0
-vllm:num_requests_waiting{{engine="0",model_name="tiny"}} 1.0
+vllm:num_requests_running{{engine="0",model_name="tiny"}} {running}
+vllm:num_requests_waiting{{engine="0",model_name="tiny"}} {waiting}
+vllm:generation_tokens_total{{engine="0",model_name="tiny"}} {generated}
 vllm:engine_sleep_state{{engine="0",model_name="tiny",sleep_state="awake"}} {awake}
 vllm:engine_sleep_state{{engine="0",model_name="tiny",sleep_state="discard_all"}} 0.0
 vllm:kv_cache_usage_perc{{engine="0",model_name="tiny"}} 0.25
 vllm:cache_config_info{{block_size="4",engine="0",num_gpu_blocks="300"}} 1.0
 """
+
+
+def whole_page(
+    started: float = 1.79596191312e09,
+    awake: float = 1.0,
+    running: float = 2.0,
+    waiting: float = 1.0,
+    generated: int = 9_000,
+) -> str:
+    """A metrics page as vLLM writes it."""
+    return PAGE.format(
+        started=started, awake=awake, running=running, waiting=waiting, generated=generated
+    )
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
@@ -44,14 +58,25 @@ async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
 
 
 class FakeEngine:
-    """/metrics and /v1/models of a vLLM server."""
+    """/health, /v1/models, /metrics and /version of a vLLM server.
+
+    It generates a token a scrape while ``works``; ``silent`` names pages that never answer.
+    """
 
     def __init__(self) -> None:
         self.port = 0
         self.started = 1.5e9
         self.awake = 1.0
+        self.running = 2.0
+        self.waiting = 1.0
+        self.generated = 0
+        self.works = True
+        self.health = 200
+        self.metrics_status = 200
+        self.silent: set[str] = set()
         self.page: str | None = None
-        self.models: list[dict[str, Any]] = [{"id": "tiny"}]
+        self.version: Any = "0.32.0"
+        self.models: Any = [{"id": "tiny"}]
         self._runner: web.AppRunner | None = None
 
     @property
@@ -59,9 +84,11 @@ class FakeEngine:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        app = web.Application()
+        app = web.Application(middlewares=[self._answer])
+        app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/version", self._version)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
@@ -73,9 +100,27 @@ class FakeEngine:
             await self._runner.cleanup()
             self._runner = None
 
+    def be_idle(self) -> None:
+        """Nothing runs and nothing waits."""
+        self.running = self.waiting = 0.0
+
+    @web.middleware
+    async def _answer(self, request: web.Request, handler: Any) -> Any:
+        if request.path in self.silent:
+            await asyncio.Event().wait()
+        return await handler(request)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=self.health)
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
+
     async def _metrics(self, _: web.Request) -> web.Response:
-        page = PAGE.format(started=self.started, awake=self.awake)
-        return web.Response(text=page if self.page is None else self.page)
+        self.generated += self.works
+        page = whole_page(self.started, self.awake, self.running, self.waiting, self.generated)
+        text = page if self.page is None else self.page
+        return web.Response(text=text, status=self.metrics_status)
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": self.models})
@@ -124,10 +169,10 @@ class FakePublisher:
         async with asyncio.timeout(10):
             await self._pub.recv()
 
-    async def publish(self, *events: Any, heard: bool = True) -> int:
+    async def publish(self, *events: Any, heard: bool = True, rank: int = 0) -> int:
         """Publish a batch; ``heard=False`` loses it on the way. Its number."""
         return await self.publish_raw(
-            msgspec.msgpack.encode([time.time(), list(events), 0]), heard=heard
+            msgspec.msgpack.encode([time.time(), list(events), rank]), heard=heard
         )
 
     async def publish_raw(self, payload: bytes, *, heard: bool = True) -> int:
@@ -207,7 +252,7 @@ class FakeFleet:
             self._server = None
 
     async def tell(self, **message: Any) -> None:
-        """Send the newest stream a message: ``settings=...`` or ``resync=...``."""
+        """Send the newest stream a message: ``settings=...``, ``drain=...`` and so on."""
         await self._calls[-1].write(agent_pb2.SchedulerMessage(**message))
 
     async def _report(self, _: Any, context: Any) -> None:

@@ -6,7 +6,7 @@ drives every dialect.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,6 +19,8 @@ from workers.simulator.prompt import Prompter
 
 Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
+FINGERPRINT = "vllm-simulator"
+"""Of the whole answer and of a stream's last chunk."""
 
 
 @dataclass(slots=True)
@@ -40,6 +42,11 @@ class Reply:
         self.texts[piece.index] += piece.text
         if piece.finish_reason is not None:
             self.finish_reasons[piece.index] = piece.finish_reason
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return all(self.finish_reasons)
 
 
 class Dialect(Protocol):
@@ -87,17 +94,26 @@ def openai_usage(usage: Usage) -> Json:
     }
 
 
+def chat_usage(usage: Usage) -> Json:
+    """Usage of a chat, which also tells how many tokens the cache has gained."""
+    told = openai_usage(usage)
+    told["prompt_tokens_details"]["created_cache_tokens"] = usage.created_tokens
+    return told
+
+
 class _OpenAi:
     streams = True
     generates = True
     id_prefix: str
     object: str
     chunk_object: str
+    usage: Callable[[Usage], Json] = staticmethod(openai_usage)
 
     def closing(self, reply: Reply) -> bytes:
         if not reply.options.include_usage:
             return DONE
-        return sse(self._chunk(reply, []) | {"usage": openai_usage(reply.usage)}) + DONE
+        last = {"usage": self.usage(reply.usage), "system_fingerprint": FINGERPRINT}
+        return sse(self._chunk(reply, []) | last) + DONE
 
     def whole(self, reply: Reply) -> Json:
         choices = [self._choice(reply, index) for index in range(len(reply.texts))]
@@ -107,11 +123,18 @@ class _OpenAi:
             "created": reply.created,
             "model": reply.model,
             "choices": choices,
-            "usage": openai_usage(reply.usage),
+            "usage": self.usage(reply.usage),
+            "system_fingerprint": FINGERPRINT,
         }
 
     def failure(self, error: ApiError) -> bytes:
         return sse(error.body()) + DONE
+
+    def _piece(self, reply: Reply, choice: Json) -> bytes:
+        chunk = self._chunk(reply, [choice])
+        if not reply.options.include_usage and reply.finished:
+            chunk["system_fingerprint"] = FINGERPRINT
+        return sse(chunk)
 
     def _choice(self, reply: Reply, index: int) -> Json:
         raise NotImplementedError
@@ -133,6 +156,7 @@ class ChatDialect(_OpenAi):
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    usage = staticmethod(chat_usage)
 
     def prompts(self, prompter: Prompter, body: Json) -> list[list[int]]:
         """Token ids of the rendered messages."""
@@ -149,7 +173,7 @@ class ChatDialect(_OpenAi):
     def piece(self, reply: Reply, piece: Piece) -> bytes:
         """A content delta."""
         delta = {"content": piece.text}
-        return sse(self._chunk(reply, [_delta(piece.index, delta, piece.finish_reason)]))
+        return self._piece(reply, _delta(piece.index, delta, piece.finish_reason))
 
     def whole(self, reply: Reply) -> Json:
         """The completion; ``return_token_ids`` adds the prompt's."""
@@ -161,7 +185,7 @@ class ChatDialect(_OpenAi):
     def _choice(self, reply: Reply, index: int) -> Json:
         choice = {
             "index": index,
-            "message": {"role": "assistant", "content": reply.texts[index], "tool_calls": []},
+            "message": {"role": "assistant", "content": reply.texts[index]},
             "logprobs": None,
             "finish_reason": reply.finish_reasons[index],
             "stop_reason": None,
@@ -190,7 +214,7 @@ class CompletionsDialect(_OpenAi):
     def piece(self, reply: Reply, piece: Piece) -> bytes:
         """A text chunk."""
         choice = _text_choice(piece.index, piece.text, piece.finish_reason)
-        return sse(self._chunk(reply, [choice]))
+        return self._piece(reply, choice)
 
     def _choice(self, reply: Reply, index: int) -> Json:
         choice = _text_choice(index, reply.texts[index], reply.finish_reasons[index])

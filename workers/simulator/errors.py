@@ -39,9 +39,13 @@ class ApiError(Exception):
         return {"type": "error", "error": {"type": self.kind, "message": self.message}}
 
 
-def malformed(message: str) -> ApiError:
-    """A body that is not what its endpoint takes; vLLM calls these Bad Request."""
-    return ApiError(400, message, kind="Bad Request")
+def malformed(message: str, place: str = "") -> ApiError:
+    """A body that is not what its endpoint takes; vLLM calls these Bad Request.
+
+    Args:
+        place: where in the body, such as ``prompt.0``.
+    """
+    return ApiError(400, message, f"body.{place}" if place else "body", "Bad Request")
 
 
 def unknown_model(model: object) -> ApiError:

@@ -35,6 +35,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    created_tokens: int
+    """Tokens that this prompt put into the cache: those of its new full blocks."""
 
 
 class Generation:
@@ -85,6 +87,7 @@ class Generation:
             sum(request.prompt_tokens for request in prompts),
             sum(self._sent),
             sum(request.cached_tokens for request in prompts),
+            sum(_full_blocks(request) - request.cached_tokens for request in prompts),
         )
 
     def _take(self) -> list[Piece]:
@@ -96,3 +99,8 @@ class Generation:
             self._open -= finish_reason is not None
             pieces.append(Piece(index, text, finish_reason))
         return pieces
+
+
+def _full_blocks(request: EngineRequest) -> int:
+    """Tokens of the prompt's full blocks."""
+    return request.prompt_tokens // request.chain.block_size * request.chain.block_size

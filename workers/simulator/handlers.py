@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 from aiohttp import web
 
+from workers.simulator.answers import json_answer
 from workers.simulator.chain import Origin, TokenChain, pack_ids
 from workers.simulator.dialects import Dialect, Reply
 from workers.simulator.errors import ApiError, unknown_model
@@ -70,7 +71,7 @@ class GenerationHandler:
             if options.stream and dialect.streams:
                 return await self._stream(request, dialect, generation, reply)
             await self._finish(generation, reply)
-            return web.json_response(dialect.whole(reply))
+            return json_answer(dialect.whole(reply))
 
     async def tokenise(
         self, body_bytes: int, prompts: Callable[[], list[list[int]]]
@@ -177,11 +178,12 @@ class GenerationHandler:
         if not ids:
             raise ApiError(400, "the prompt has no tokens", "prompt")
         if len(ids) >= limit:
+            # vLLM checks a prompt that just fits without an answer elsewhere, by another name.
             raise ApiError(
                 400,
                 f"This model's maximum context length is {limit} tokens. However, your request "
                 f"has {len(ids)} input tokens. Please reduce the length of the input messages.",
-                "input_tokens",
+                "input_tokens" if len(ids) > limit else "max_tokens",
             )
         tokens = min(tokens, limit - len(ids))
         prompt = pack_ids(ids)

@@ -101,8 +101,10 @@ class EngineLoop:
                 await self._wake.wait()
                 due = _clock()
                 continue
+            self._metrics.busy.begin(_clock())
             due += step.duration_s
             await asyncio.sleep(max(0.0, due - _clock()))
+            self._metrics.busy.end(_clock())
             due = await self._thaw(due)
             if due < _clock() - MAX_LAG_S:
                 due = _clock()

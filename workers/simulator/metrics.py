@@ -2,7 +2,8 @@
 
 Gauges and counters are read from the engine when scraped; only the latency histograms are
 kept here. ``process_start_time_seconds`` is the start of this engine, so that several in one
-process can be told apart as several processes would be.
+process can be told apart as several processes would be. One gauge is the simulator's own:
+its busy share, which takes the place of a GPU's utilisation.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from workers.simulator.busy import BusyMeter
 from workers.simulator.engine import Engine
 from workers.simulator.requests import EngineRequest
 
@@ -40,8 +42,16 @@ class EngineMetrics:
     """What /metrics says about one engine."""
 
     def __init__(self, engine: Engine, model_name: str, adapters: tuple[str, ...] = ()) -> None:
+        self.busy = BusyMeter()
+        """Fed by the step loop."""
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(engine, model_name, adapters))
+        busy = Gauge(
+            "kvgate_simulator_busy_ratio",
+            "Share of the last second in which the step loop computed.",
+            registry=self._registry,
+        )
+        busy.set_function(lambda: self.busy.ratio(time.monotonic()))
         self._model_name = model_name
         self._ttft = self._histogram("time_to_first_token_seconds", _TTFT_BOUNDS)
         self._gap = self._histogram("inter_token_latency_seconds", _TOKEN_BOUNDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -38,13 +39,25 @@ def decode_body(raw: bytes) -> Json:
     Raises:
         ApiError: it is not a JSON object.
     """
+    if not raw:
+        raise malformed("the body is empty")
     try:
         body = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise malformed("the body is not valid JSON") from None
+        raise malformed("the body is not valid JSON", str(_place_of_error(raw))) from None
     if not isinstance(body, dict):
         raise malformed("the body must be a JSON object")
     return body
+
+
+def _place_of_error(raw: bytes) -> int:
+    try:
+        json.loads(raw.decode("utf-8", "replace"))
+    except json.JSONDecodeError as error:
+        return error.pos
+    except RecursionError:
+        pass
+    return 0
 
 
 def read_options(body: Json) -> Options:
@@ -57,7 +70,7 @@ def read_options(body: Json) -> Options:
     return Options(
         model=_model(body.get("model")),
         max_tokens=_max_tokens(body),
-        choices=_whole_number(body.get("n"), "n", 1, MAX_CHOICES),
+        choices=_choices(body),
         stream=body.get("stream") is True,
         include_usage=isinstance(stream_options, dict)
         and stream_options.get("include_usage") is True,
@@ -68,24 +81,34 @@ def read_options(body: Json) -> Options:
 
 def _model(value: object) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise malformed("model must be a string")
+        raise malformed("model must be a string", "model")
     return value
 
 
 def _max_tokens(body: Json) -> int:
     for field in _MAX_TOKENS_FIELDS:
         if body.get(field) is not None:
-            return _whole_number(body[field], field, 1)
+            tokens = _whole_number(body[field], field)
+            if tokens < 1:
+                raise ApiError(400, f"{field} must be at least 1, got {tokens}", field)
+            return tokens
     return DEFAULT_MAX_TOKENS
 
 
-def _whole_number(value: object, field: str, least: int, most: int | None = None) -> int:
-    if value is None:
-        return least
+def _choices(body: Json) -> int:
+    choices = body.get("n", 1)
+    # vLLM takes a null for more than one choice of a greedy request, and names no field.
+    if choices is None:
+        raise ApiError(400, "n must be an integer")
+    choices = _whole_number(choices, "n")
+    if not 1 <= choices <= MAX_CHOICES:
+        raise ApiError(400, f"n must be 1 to {MAX_CHOICES}, got {choices}")
+    return choices
+
+
+def _whole_number(value: object, field: str) -> int:
     if type(value) is not int:
-        raise malformed(f"{field} must be an integer")
-    if value < least or (most is not None and value > most):
-        raise ApiError(400, f"{field} must be at least {least}, got {value}", field)
+        raise malformed(f"{field} must be an integer", field)
     return value
 
 
@@ -93,10 +116,13 @@ def _cache_salt(value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value:
-        raise malformed("Parameter 'cache_salt' must be a non-empty string if provided.")
+        text = "Parameter 'cache_salt' must be a non-empty string if provided."
+        raise ApiError(400, text, "cache_salt")
     if len(value) > MAX_SALT_CHARS or _BAD_SALT.search(value):
-        raise malformed(
+        raise ApiError(
+            400,
             f"Parameter 'cache_salt' must have at most {MAX_SALT_CHARS} characters and no "
-            "'@', '/', '\\' or NUL."
+            "'@', '/', '\\' or NUL.",
+            "cache_salt",
         )
     return value

@@ -148,11 +148,12 @@ class MessagesDialect:
         }
 
     def _usage(self, reply: Reply) -> Json:
-        return {
-            "input_tokens": reply.usage.prompt_tokens,
-            "output_tokens": reply.usage.completion_tokens,
-            "cache_read_input_tokens": reply.usage.cached_tokens,
-        }
+        usage = reply.usage
+        told = {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
+        if all(reply.finish_reasons):  # a message that only begins has counted nothing yet
+            told["cache_read_input_tokens"] = usage.cached_tokens
+            told["cache_creation_input_tokens"] = usage.created_tokens
+        return told
 
 
 def _typed(kind: str, content: Json) -> bytes:

@@ -7,7 +7,8 @@ from typing import Any
 
 from aiohttp import web
 
-from workers.simulator.errors import ApiError
+from workers.simulator.answers import json_answer
+from workers.simulator.errors import ApiError, malformed
 from workers.simulator.faults import Faults
 from workers.simulator.handlers import GenerationHandler
 from workers.simulator.kv_events import BUFFERED_BATCHES, HIGH_WATER_MARK, KvEventPublisher
@@ -65,7 +66,7 @@ class Pages:
 
     async def version(self, _request: web.Request) -> web.Response:
         """The vLLM version looked like."""
-        return web.json_response({"version": VERSION})
+        return json_answer({"version": VERSION})
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """The Prometheus scrape."""
@@ -73,12 +74,12 @@ class Pages:
 
     async def load(self, _request: web.Request) -> web.Response:
         """Requests in this server, queued ones included."""
-        return web.json_response({"server_load": self._handler.in_flight})
+        return json_answer({"server_load": self._handler.in_flight})
 
     async def models(self, _request: web.Request) -> web.Response:
         """The base model and its adapters."""
         names = (self._settings.model_name, *self._settings.adapters)
-        return web.json_response({"object": "list", "data": [self._model(n) for n in names]})
+        return json_answer({"object": "list", "data": [self._model(n) for n in names]})
 
     async def kv_event_sources(self, _request: web.Request) -> web.Response:
         """The events configuration of each data-parallel rank."""
@@ -90,9 +91,10 @@ class Pages:
             "replay_endpoint": publisher.replay_endpoint if publisher else None,
             "buffer_steps": BUFFERED_BATCHES,
             "hwm": HIGH_WATER_MARK,
+            "max_queue_size": HIGH_WATER_MARK,
             "topic": self._settings.kv_events_topic,
         }
-        return web.json_response({"0": config})
+        return json_answer({"0": config})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Token ids of a prompt or of chat messages; longer than the model is fine."""
@@ -101,7 +103,7 @@ class Pages:
         self._handler.known_model(read_options(body).model)
         ids = (await self._handler.tokenise(len(raw), lambda: [self._ids(body)]))[0]
         words = [self._prompter.tokenizer.id_to_token(token) for token in ids]
-        return web.json_response(
+        return json_answer(
             {
                 "count": len(ids),
                 "max_model_len": self._settings.max_model_len,
@@ -112,13 +114,13 @@ class Pages:
 
     async def reset_prefix_cache(self, _request: web.Request) -> web.Response:
         """Forget cached blocks, unless requests hold any."""
-        return web.json_response({"success": self._loop.engine.reset_prefix_cache()})
+        return json_answer({"success": self._loop.engine.reset_prefix_cache()})
 
     async def freeze(self, request: web.Request) -> web.Response:
         """Stop the engine for some seconds while HTTP answers on."""
         seconds = _number(decode_body(await request.read()), "seconds")
         self._loop.freeze(seconds)
-        return web.json_response({"frozen_s": seconds})
+        return json_answer({"frozen_s": seconds})
 
     async def fail(self, request: web.Request) -> web.Response:
         """Fail the next requests with a status."""
@@ -127,14 +129,14 @@ class Pages:
         if not 400 <= status <= 599:
             raise ApiError(400, f"status must be 400 to 599, got {status}", "status")
         self._faults.fail_next(status, count)
-        return web.json_response({"status": status, "count": count})
+        return json_answer({"status": status, "count": count})
 
     def _ids(self, body: Json) -> list[int]:
         if "messages" in body:
             return self._prompter.chat(body)
         prompt = body.get("prompt")
         if not isinstance(prompt, str):
-            raise ApiError(400, "prompt must be a string", "prompt")
+            raise malformed("prompt must be a string", "prompt")
         return self._prompter.text(prompt, special=body.get("add_special_tokens", True))
 
     def _model(self, name: str) -> dict[str, Any]:
@@ -147,8 +149,20 @@ class Pages:
             "root": str(self._settings.model_dir) if name == base else name,
             "parent": None if name == base else base,
             "max_model_len": self._settings.max_model_len if name == base else None,
-            "permission": [],
+            "permission": [_permission(name, self._created)],
         }
+
+
+def _permission(name: str, created: int) -> Json:
+    allowed = ("create_engine", "fine_tuning", "logprobs", "sampling", "search_indices", "view")
+    return {
+        "id": f"modelperm-{name}",
+        "object": "model_permission",
+        "created": created,
+        **{f"allow_{what}": what not in ("create_engine", "fine_tuning") for what in allowed},
+        "organization": "*",
+        "is_blocking": False,
+    }
 
 
 def _number(body: Json, field: str) -> float:

@@ -13,11 +13,16 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from extproc.tokens.messages import normalise_messages
+from extproc.tokens.messages import normalise_messages, normalise_tools
 from extproc.tokens.template import ChatTemplate, TemplateFailure
-from workers.simulator.errors import ApiError
+from workers.simulator.errors import ApiError, malformed
 
 Json = dict[str, Any]
+
+_PART_KINDS = frozenset(
+    ("text", "input_text", "output_text", "refusal", "thinking", "tool_use", "tool_result",
+     "image_url", "input_image", "image", "input_audio", "audio_url", "video_url")
+)  # fmt: skip
 
 
 class Prompter:
@@ -34,20 +39,23 @@ class Prompter:
 
     def chat(self, body: Json) -> list[int]:
         """Ids of a chat body's messages, through the template."""
-        messages = body.get("messages")
-        if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
-            raise ApiError(
-                400, "messages must be a list of objects with a role and sound parts", "messages"
-            )
+        messages = _messages(body)
+        tools = _objects(body, "tools")
+        if tools == []:
+            raise ApiError(400, "`tools` must not be an empty array.", "tools")
         if self._template is None:
             raise ApiError(400, "this model has no chat template")
         extra = body.get("chat_template_kwargs")
         if not isinstance(extra, dict | None):
-            raise ApiError(400, "chat_template_kwargs must be an object", "chat_template_kwargs")
+            raise malformed("chat_template_kwargs must be an object", "chat_template_kwargs")
         try:
             rendered = self._template.render(
-                normalise_messages(messages, self._template.content_format),
-                tools=_objects(body, "tools") or None,
+                normalise_messages(
+                    messages,
+                    self._template.content_format,
+                    takes_developer=self._template.takes_developer,
+                ),
+                tools=normalise_tools(tools),
                 documents=body.get("documents"),
                 add_generation_prompt=body.get("add_generation_prompt", True),
                 continue_final_message=body.get("continue_final_message", False),
@@ -61,20 +69,26 @@ class Prompter:
         """Ids of each prompt: a string, a list of strings, ids, or a list of id lists."""
         if isinstance(prompt, str):
             return [self.text(prompt)]
-        if not isinstance(prompt, list) or not prompt:
-            raise ApiError(400, f"{field} must be a non-empty string or list", field)
+        if prompt is None:
+            raise ApiError(400, f"{field} must be given", field)
+        if prompt == []:
+            raise ApiError(400, f"{field} must not be empty")
+        if not isinstance(prompt, list):
+            raise malformed(f"{field} must be a string or a list", field)
         if all(isinstance(item, str) for item in prompt):
             return [self.text(item) for item in prompt]
         if _are_ids(prompt):
             return [self._checked(prompt)]
         if all(isinstance(item, list) and _are_ids(item) for item in prompt):
             return [self._checked(item) for item in prompt]
-        raise ApiError(400, f"{field} must hold strings or token ids", field)
+        raise malformed(f"{field} must hold strings or token ids", f"{field}.0")
 
     def _checked(self, ids: list[int]) -> list[int]:
         size = self.tokenizer.get_vocab_size()
-        if any(not 0 <= token < size for token in ids):
-            raise ApiError(400, f"token ids must be below the vocabulary size {size}", "prompt")
+        if any(token < 0 for token in ids):
+            raise malformed("token ids must not be negative", "prompt.0")
+        if any(token >= size for token in ids):
+            raise ApiError(400, f"token ids must be below the vocabulary size {size}")
         return ids
 
 
@@ -83,20 +97,17 @@ def responses_to_chat(body: Json) -> Json:
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise ApiError(400, "input must be a string or a list of items", "input")
+        raise malformed("input must be a string or a list of items", "input")
     instructions = body.get("instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
-    tools = [_nested_tool(t) for t in _objects(body, "tools") if t.get("type") == "function"]
+    given_tools = _objects(body, "tools") or []
+    tools = [_nested_tool(tool) for tool in given_tools if tool.get("type") == "function"]
     return {"messages": system + [_item_to_message(item) for item in items], "tools": tools or None}
 
 
 def anthropic_to_chat(body: Json) -> Json:
     """Chat body of an Anthropic Messages body."""
-    given = body.get("messages")
-    if not isinstance(given, list) or not all(_is_message(m) for m in given):
-        raise ApiError(
-            400, "messages must be a list of objects with a role and sound parts", "messages"
-        )
+    given = _messages(body)
     system = _joined_text(body.get("system"), "")
     messages: list[Json] = [{"role": "system", "content": system}] if system else []
     for message in given:
@@ -110,7 +121,7 @@ def anthropic_to_chat(body: Json) -> Json:
                 "parameters": tool.get("input_schema"),
             },
         }
-        for tool in _objects(body, "tools")
+        for tool in _objects(body, "tools") or ()
     ]
     return {"messages": messages, "tools": tools or None}
 
@@ -171,32 +182,35 @@ def _joined_text(content: Any, separator: str) -> str:
     return separator.join(str(p.get("text") or "") for p in parts if isinstance(p, dict))
 
 
-def _objects(body: Json, field: str) -> list[Json]:
-    value = body.get(field) or []
+def _objects(body: Json, field: str) -> list[Json] | None:
+    value = body.get(field)
+    if value is None:
+        return None
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ApiError(400, f"{field} must be a list of objects", field)
+        raise malformed(f"{field} must be a list of objects", field)
     return value
 
 
 def _messages(body: Json) -> list[Json]:
     value = body.get("messages")
-    if not isinstance(value, list) or not all(_is_message(item) for item in value):
-        text = "messages must be a list of objects with a role and well-formed content"
-        raise ApiError(400, text, "messages")
+    if not isinstance(value, list):
+        raise malformed("messages must be a list", "messages")
+    for place, message in enumerate(value):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise malformed("a message must be an object with a role", f"messages.{place}")
+        content = message.get("content")
+        if isinstance(content, list) and not all(map(_is_part, content)):
+            raise ApiError(400, "a part of a message's content is of no known kind")
+    if not value:
+        raise ApiError(400, "messages must not be empty")
     return value
 
 
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        return False
-    content = message.get("content")
-    return not isinstance(content, list) or all(_is_part(part) for part in content)
-
-
 def _is_part(part: Any) -> bool:
-    return isinstance(part, str) or (
-        isinstance(part, dict) and isinstance(part.get("type", "text"), str)
-    )
+    if not isinstance(part, dict):
+        return isinstance(part, str)
+    kind = part.get("type", "text")
+    return isinstance(kind, str) and kind in _PART_KINDS
 
 
 def _are_ids(items: list[Any]) -> bool:

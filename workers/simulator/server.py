@@ -11,6 +11,7 @@ from typing import Self
 
 from aiohttp import web
 
+from workers.simulator.answers import json_answer
 from workers.simulator.dialects import ChatDialect, CompletionsDialect, Dialect
 from workers.simulator.embeddings import EmbeddingsDialect
 from workers.simulator.engine import Engine
@@ -184,7 +185,7 @@ async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _refusal(request, error)
     except web.HTTPError as error:
         headers = {k: v for k, v in error.headers.items() if k == "Allow"}
-        return web.json_response({"detail": error.reason}, status=error.status, headers=headers)
+        return json_answer({"detail": error.reason}, status=error.status, headers=headers)
     except Exception as error:
         # Only the type: an exception's text or traceback could quote the prompt.
         log.error("%s failed: %s", request.path, type(error).__name__)
@@ -194,7 +195,7 @@ async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamRes
 def _refusal(request: web.Request, error: ApiError) -> web.Response:
     anthropic = request.path == MESSAGES_PATH
     body = error.anthropic_body() if anthropic else error.body()
-    return web.json_response(body, status=error.status)
+    return json_answer(body, status=error.status)
 
 
 async def _echo_request_id(request: web.Request, response: web.StreamResponse) -> None:

@@ -47,10 +47,14 @@ class StepTimes:
 RTX_PRO_6000 = StepTimes()
 """Llama-3.1-8B on an RTX PRO 6000, as measured."""
 
+RTX_4090 = StepTimes(base_s=18.0e-3, per_sequence_s=0.27e-3, prefill_tokens_per_s=15_000.0)
+"""The same model on an RTX 4090: decode as fitted to its seconds without prefill, prefill by
+what its one-second averages reach. Its KV cache, 41,408 tokens, makes requests wait."""
+
 PEERS_MOCK = StepTimes(
     base_s=12e-3, per_sequence_s=0.24e-3, prefill_overhead_s=5e-3, prefill_tokens_per_s=8_000.0
 )
 """Near the mock that the other routers were measured on: 5 ms + 8,000 tokens/s, TPOT 12 ms
 rising by 2% a sequence. There prefill does not hold up decoding; here, as in vLLM, it does."""
 
-PRESETS = {"rtx-pro-6000": RTX_PRO_6000, "peers-mock": PEERS_MOCK}
+PRESETS = {"rtx-pro-6000": RTX_PRO_6000, "rtx-4090": RTX_4090, "peers-mock": PEERS_MOCK}

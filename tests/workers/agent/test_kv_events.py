@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.kv_events import Cleared, Removed, Stored, decode_batch
+from workers.agent.kv_events import Cleared, Removed, Stored, decode_batch
 
 CLEARED = bytes.fromhex("93cb41dac30dad9f797c9181a474797065b0416c6c426c6f636b73436c656172656400")
 STORED = {
@@ -58,6 +58,21 @@ def test_every_field_of_a_store_is_read_and_unknown_fields_are_ignored() -> None
             spec_kind="full_attention",
         )
     ]
+
+
+def test_the_rank_of_the_batch_is_read() -> None:
+    assert decode_batch(msgspec.msgpack.encode([1.5, [STORED], 3])).rank == 3
+
+
+@pytest.mark.parametrize("rest", [[], [None], ["zero"], [0, "more"]])
+def test_a_batch_without_a_usable_rank_is_of_rank_0(rest: list[object]) -> None:
+    batch = decode_batch(msgspec.msgpack.encode([1.5, [STORED], *rest]))
+    assert (batch.rank, len(batch.events), batch.unreadable) == (0, 1, 0)
+
+
+def test_where_a_block_lies_is_read() -> None:
+    event = {"type": "BlockRemoved", "block_hashes": [1], "medium": "CPU", "locality": "REMOTE"}
+    assert decode_batch(payload(event)).events == [Removed([1], "CPU", None, "REMOTE")]
 
 
 def test_hashes_may_be_bytes() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.engine import FakePublisher, running
-from workers.kv_events import Removed
-from workers.kv_source import Gap, Item, KvEventSource, Numbered, Reset
+from workers.agent.kv_events import Removed
+from workers.agent.kv_source import Gap, Item, KvEventSource, Numbered, Reset
 
 EVENT = {"type": "BlockRemoved", "block_hashes": [1]}
 
@@ -100,6 +100,17 @@ async def test_a_gap_is_closed_by_replay(publisher: FakePublisher) -> None:
         await publisher.publish(EVENT)
         await publisher.publish(EVENT)
         assert await take(items, 6) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_lost_last_batch_is_asked_for_once_it_is_quiet(publisher: FakePublisher) -> None:
+    source = KvEventSource(publisher.events, publisher.replay, poll_s=0.02, quiet_s=0.1)
+    async with heard_from(source) as items:
+        await publisher.subscribed()
+        await publisher.publish(EVENT)
+        await publisher.publish(EVENT, heard=False)
+        assert await take(items, 2) == [0, 1]
+        await publisher.publish(EVENT, heard=False)
+        assert await take(items, 1) == [2]
 
 
 async def test_without_replay_a_gap_is_told(publisher: FakePublisher) -> None:

@@ -5,15 +5,24 @@ from itertools import count
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.cache.digest import HASH_NAME, WIRE_VERSION, BlockDigest, DigestShape
 from extproc.generated.kvgate.v1 import agent_pb2
+from extproc.tokens.blocks import Keys, block_keys, root_key
+from tests.workers.agent.reader import Reader
 from tests.workers.agent.test_engine_state import REFUSED, up
-from workers.block_ledger import BlockLedger
-from workers.engine_state import EngineState
-from workers.kv_events import Cleared, KvEvent, Removed, Stored
-from workers.pool_terms import PoolTerms, SettingsError
-from workers.report_book import ReportBook
+from tests.workers.agent.told import Told
+from workers.agent.block_ledger import BlockLedger
+from workers.agent.counted_digest import CountedDigest
+from workers.agent.drain import Drain
+from workers.agent.engine_state import EngineState
+from workers.agent.kv_events import Cleared, KvEvent, Removed, Stored
+from workers.agent.pool_terms import PoolTerms, SettingsError
+from workers.agent.report_book import ReportBook
+from workers.agent.worker_cache import WorkerCache
+from workers.agent.worker_report import WorkerReport
 
 SETTINGS = {
     "pool": "tiny",
@@ -38,7 +47,12 @@ class Rig:
         self.engine = EngineState()
         self.engine.observe(up(), 0.0)
         self.ledger = BlockLedger(7, 4, capacity, count(100).__next__)
-        self.book = ReportBook(self.engine)
+        self.drain = Drain()
+        self.told = Told()
+        self.worker = WorkerReport(
+            self.engine, WorkerCache(count(1).__next__), self.drain, self.told.watch
+        )
+        self.book = ReportBook(self.worker)
         self.terms = terms_with(digest_capacity=capacity)
         self._hashes = count(1)
 
@@ -68,6 +82,12 @@ class Rig:
 
     def digests(self, now_s: float) -> list[str]:
         return [kind for kind in self.said(now_s) if kind != "load"]
+
+
+def keys_of_hashes(hashes: list[int]) -> Keys:
+    """Keys of the one-block prompts that ``Rig.store`` makes."""
+    root = root_key(7, 4)
+    return np.concatenate([block_keys(root, [number] * 5, 4) for number in hashes])
 
 
 @pytest.fixture
@@ -174,44 +194,124 @@ def test_a_delta_in_between_makes_resyncs_quick_again(rig: Rig) -> None:
         assert rig.digests(second + 1.5) == ["delta"]
 
 
-def test_many_removals_make_a_snapshot_due(rig: Rig) -> None:
+def test_keys_that_left_are_told_with_the_next_delta(rig: Rig) -> None:
     hashes = rig.store(100)
+    messages = rig.messages(10.0)
+    for number in hashes[:60]:
+        rig.apply(Removed([number]))
+    kept = rig.ledger.live_keys()
+    assert rig.digests(10.1) == []
+    messages += rig.messages(10.2)
+    delta = messages[-1].delta
+    assert (len(kept), delta.removed_keys, delta.added_keys) == (40, 60, b"")
+    reader = Reader(2_000).hear(messages)
+    assert (reader.holds(kept), reader.feed.count) == (True, 40)
+    # 60 keys are gone but for false positives.
+    assert reader.held(keys_of_hashes(hashes)) < 45
+
+
+def test_a_key_that_comes_and_goes_between_two_messages_is_not_told(rig: Rig) -> None:
+    (kept,) = rig.store(1)
     rig.messages(10.0)
-    for number in hashes[:64]:
-        rig.apply(Removed([number]))
-    assert rig.digests(12.0) == []
-    rig.apply(Removed([hashes[64]]))
-    (snapshot,) = [m.snapshot for m in rig.messages(12.1) if m.HasField("snapshot")]
-    assert snapshot.count == 35
+    rig.apply(Removed(rig.store(1)))
+    rig.apply(Removed([kept]))
+    rig.apply(Stored([kept], token_ids=[kept] * 4, block_size=4))
+    assert rig.digests(10.5) == []
 
 
-def test_a_tenth_of_a_large_cache_may_be_stale(rig: Rig) -> None:
-    hashes = rig.store(1_000)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 12), st.sampled_from(["store", "remove", "tell", "resync"])),
+        max_size=80,
+    )
+)
+def test_a_reader_never_misses_a_live_key(steps: list[tuple[int, str]]) -> None:
+    rig = Rig(capacity=8)
+    rig.settle()
+    reader = Reader(8)
+    now_s = 10.0
+    for number, step in [*steps, (1, "tell")]:
+        if step == "store":
+            rig.apply(Stored([number], token_ids=[number] * 4, block_size=4))
+        elif step == "remove":
+            rig.apply(Removed([number]))
+        elif step == "resync":
+            rig.book.resync()
+        else:
+            now_s += 40.0
+            reader.hear(rig.messages(now_s))
+            assert reader.holds(rig.ledger.live_keys())
+            assert reader.feed.count == len(rig.ledger)
+    digest = CountedDigest(DigestShape(8, 0.01), rig.ledger.live_keys())
+    assert bytes(reader.index._columns[0].digest_bits) == digest.packed()
+
+
+def test_a_host_tier_is_told_only_once_it_holds_something(rig: Rig) -> None:
+    messages = rig.messages(10.0)
+    (known,) = rig.store(1)
+    rig.apply(Stored([known], medium="CPU"))
+    messages += rig.messages(11.0)
+    host = [m.snapshot for m in messages if m.snapshot.tier == agent_pb2.TIER_HOST]
+    assert [(snapshot.count, snapshot.sequence) for snapshot in host] == [(1, 1)]
+    rig.apply(Removed([known], "CPU"))
+    messages += rig.messages(12.0)
+    assert (messages[-1].delta.tier, messages[-1].delta.sequence) == (agent_pb2.TIER_HOST, 2)
+    readers = [Reader(2_000, tier=tier).hear(messages) for tier in (0, 1)]
+    assert [reader.feed.count for reader in readers] == [1, 0]
+
+
+def test_hot_prefixes_are_told_once_an_interval_and_only_if_there_are_any(rig: Rig) -> None:
+    first, second = rig.store(2)
     rig.messages(10.0)
-    for number in hashes[:90]:
-        rig.apply(Removed([number]))
-    assert rig.digests(12.0) == []
-    for number in hashes[90:100]:
-        rig.apply(Removed([number]))
-    assert rig.digests(12.5) == ["snapshot"]
+    for number in range(1_000, 1_003):
+        rig.apply(Stored([number], first, [number] * 4, 4))
+    rig.apply(Stored([2_000], second, [9] * 4, 4))
+    (hot,) = [m.hot for m in rig.messages(10.5) if m.HasField("hot")]
+    assert (list(hot.keys), list(hot.counts)) == (keys_of_hashes([first]).tolist(), [3])
+    for number in range(3_000, 3_002):
+        rig.apply(Stored([number], first, [number] * 4, 4))
+    assert "hot" not in rig.digests(11.2)
+    assert "hot" in rig.digests(11.5)
+    assert "hot" not in rig.digests(13.0)
 
 
-def test_churn_makes_at_most_one_snapshot_in_5_delta_intervals(rig: Rig) -> None:
-    hashes = rig.store(200)
+def test_finished_requests_are_told_together_after_20_ms(rig: Rig) -> None:
     rig.messages(10.0)
-    for number in hashes[:100]:
-        rig.apply(Removed([number]))
-    assert rig.digests(10.9) == []
-    assert rig.digests(11.0) == ["snapshot"]
+    rig.book.finished(agent_pb2.Outcome(lease="a"), 10.1)
+    assert rig.digests(10.11) == []
+    rig.book.finished(agent_pb2.Outcome(lease="b"), 10.115)
+    (message,) = rig.messages(10.121)
+    assert [outcome.lease for outcome in message.finished.outcomes] == ["a", "b"]
 
 
-def test_deltas_go_on_while_a_churn_snapshot_waits(rig: Rig) -> None:
-    hashes = rig.store(200)
+def test_a_slow_scheduler_keeps_the_newest_4096_finished_requests(rig: Rig) -> None:
     rig.messages(10.0)
-    for number in hashes[:100]:
-        rig.apply(Removed([number]))
-    rig.store()
-    assert rig.digests(10.3) == ["delta"]
+    for number in range(5_000):
+        rig.book.finished(agent_pb2.Outcome(lease=str(number)), 10.1)
+    outcomes = rig.messages(10.2)[0].finished.outcomes
+    assert (len(outcomes), outcomes[-1].lease) == (4_096, "4999")
+
+
+def test_the_last_words_are_finished_requests_and_the_state_if_it_is_not_told(rig: Rig) -> None:
+    rig.messages(10.0)
+    assert rig.book.last_words(10.1) == []
+    rig.book.finished(agent_pb2.Outcome(lease="a"), 10.1)
+    rig.drain.begin(0.0, 10.1, for_good=True)
+    rig.drain.observe(3.0, 10.1)
+    words = rig.book.last_words(10.1)
+    assert [word.WhichOneof("kind") for word in words] == ["finished", "load"]
+    assert words[1].load.state == agent_pb2.WORKER_STATE_DRAINED
+
+
+def test_leases_are_told_while_the_middleware_is_believed(rig: Rig) -> None:
+    assert not rig.messages(10.0)[0].load.leases_known
+    rig.told.hello()
+    rig.told.start(1, "lease-1")
+    load = rig.messages(11.0)[0].load
+    assert (load.leases_known, list(load.in_flight_leases)) == (True, ["lease-1"])
+    rig.told.hello(in_flight=2)
+    load = rig.messages(12.0)[0].load
+    assert (load.leases_known, list(load.in_flight_leases)) == (False, [])
 
 
 def test_a_cleared_cache_is_told_as_an_empty_snapshot_of_a_higher_epoch(rig: Rig) -> None:
@@ -255,11 +355,12 @@ def test_deltas_never_take_a_reader_past_its_capacity() -> None:
     rig = Rig(capacity=100)
     rig.store(100)
     rig.settle()
-    rig.messages(10.0)
+    messages = rig.messages(10.0)
     rig.store(5)
     assert len(rig.ledger) == 100
-    assert rig.digests(10.5) == []
-    assert rig.digests(11.0) == ["snapshot"]
+    messages += rig.messages(10.5)
+    assert messages[-1].delta.removed_keys == 5
+    assert Reader(100).hear(messages).holds(rig.ledger.live_keys())
 
 
 def test_the_sequence_goes_on_when_settings_change(rig: Rig) -> None:

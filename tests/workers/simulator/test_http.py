@@ -33,7 +33,9 @@ async def test_usage_comes_last_in_a_stream_that_asks_for_it(start: Start) -> No
     prompt = last["usage"]["prompt_tokens"]
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == prompt + 3
-    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": (prompt - 1) // 32 * 32}
+    details = last["usage"]["prompt_tokens_details"]
+    assert details["cached_tokens"] == (prompt - 1) // 32 * 32
+    assert details["created_cache_tokens"] == prompt // 32 * 32 - details["cached_tokens"]
 
 
 async def test_the_next_turn_hits_the_blocks_of_the_answer(start: Start) -> None:
@@ -57,6 +59,12 @@ async def test_salts_keep_caches_apart_as_on_the_real_engine(start: Start) -> No
     metrics = await worker.metrics()
     assert metrics["vllm:prefix_cache_queries_total"] == 596
     assert metrics["vllm:prefix_cache_hits_total"] == 256
+
+
+async def test_its_busy_share_is_on_the_page(start: Start) -> None:
+    worker = await start()
+    await worker.cached(list(range(100, 200)))
+    assert 0.0 <= (await worker.metrics())["kvgate_simulator_busy_ratio"] <= 1.0
 
 
 @pytest.mark.parametrize("salt", ["", 7, "x" * 129, "a@b", "a/b", "a\\b", "a\0b"])
@@ -154,11 +162,11 @@ async def test_too_many_output_tokens_are_clamped_and_too_long_prompts_refused(
     worker = await start(max_model_len=64)
     answer = await worker.complete(list(range(60)), max_tokens=1000)
     assert answer["usage"]["completion_tokens"] == 4
-    for stream in (False, True):
+    for stream, tokens, field in ((False, 64, "max_tokens"), (True, 65, "input_tokens")):
         status, body = await worker.post(
-            "/v1/completions", {"prompt": list(range(64)), "stream": stream}
+            "/v1/completions", {"prompt": list(range(tokens)), "stream": stream}
         )
-        assert (status, body["error"]["param"]) == (400, "input_tokens")
+        assert (status, body["error"]["param"]) == (400, field)
         assert body["error"]["type"] == "BadRequestError"
 
 

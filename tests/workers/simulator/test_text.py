@@ -59,7 +59,8 @@ def test_a_chat_is_rendered_with_tools_and_calls(prompter: Prompter) -> None:
     body = {"messages": messages, "tools": [{"type": "function", "function": {"name": "f"}}]}
     text = prompter.tokenizer.decode(prompter.chat(body), skip_special_tokens=False)
     assert text.startswith("<|im_start|>system\nbe brief\n\n")
-    assert '{"type": "function", "function": {"name": "f"}}\n' in text
+    function = '{"name": "f", "description": null, "parameters": null}'
+    assert f'{{"type": "function", "function": {function}}}\n' in text
     assert text.endswith(
         "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n\n"
         '<call>{"name": "f", "arguments": {"a": 1}}</call><|im_end|>\n'

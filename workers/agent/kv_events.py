@@ -30,6 +30,8 @@ class Stored(msgspec.Struct, frozen=True, tag_field="type", tag="BlockStored"):
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     spec_kind: str | None = msgspec.field(default=None, name="kv_cache_spec_kind")
+    locality: str | None = None
+    """LOCAL or REMOTE, seen from the engine."""
 
 
 class Removed(msgspec.Struct, frozen=True, tag_field="type", tag="BlockRemoved"):
@@ -38,6 +40,7 @@ class Removed(msgspec.Struct, frozen=True, tag_field="type", tag="BlockRemoved")
     block_hashes: list[BlockHash]
     medium: str | None = None
     group_idx: int | None = None
+    locality: str | None = None
 
 
 class Cleared(msgspec.Struct, frozen=True, tag_field="type", tag="AllBlocksCleared"):
@@ -70,6 +73,7 @@ class _OldCleared(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
 class _Batch(msgspec.Struct, array_like=True):
     ts: float
     events: list[msgspec.Raw]
+    rank: Any = None
 
 
 KvEvent: TypeAlias = Stored | Removed | Cleared
@@ -88,6 +92,8 @@ class Batch:
     events: list[KvEvent] = field(default_factory=list)
     unreadable: int = 0
     """Events, or the whole payload, that could not be understood."""
+    rank: int = 0
+    """Data-parallel rank of the engine that speaks."""
 
 
 def decode_batch(payload: bytes) -> Batch:
@@ -103,7 +109,7 @@ def decode_batch(payload: bytes) -> Batch:
             events.append(_decode_event(bytes(item)))
         except (msgspec.MsgspecError, RecursionError):
             unreadable += 1
-    return Batch(raw.ts, events, unreadable)
+    return Batch(raw.ts, events, unreadable, raw.rank if isinstance(raw.rank, int) else 0)
 
 
 def _decode_event(item: bytes) -> KvEvent:

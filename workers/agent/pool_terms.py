@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from extproc.cache.digest import DigestShape
 from extproc.errors import DigestError
 from extproc.generated.kvgate.v1 import agent_pb2
-from workers.worker_cache import LedgerKind
+from workers.agent.worker_cache import LedgerKind
 
 DEFAULT_REPORT_INTERVAL_S = 1.0
 MIN_INTERVAL_S = 0.01

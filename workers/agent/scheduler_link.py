@@ -17,10 +17,9 @@ import grpc
 import grpc.aio
 
 from extproc.generated.kvgate.v1 import agent_pb2
-from workers.engine_state import EngineState
-from workers.pool_terms import PoolTerms, SettingsError
-from workers.report_book import ReportBook
-from workers.worker_cache import WorkerCache
+from workers.agent.pool_terms import PoolTerms, SettingsError
+from workers.agent.report_book import ReportBook
+from workers.agent.worker_report import WorkerReport
 
 METHOD = "/kvgate.v1.Fleet/Report"
 CLOSE_GRACE_S = 1.0
@@ -66,21 +65,23 @@ class SchedulerLink:
     def __init__(
         self,
         target: str,
-        engine: EngineState,
-        cache: WorkerCache,
+        worker: WorkerReport,
         *,
         hello: Callable[[], agent_pb2.Hello | None],
         on_settled: Callable[[bool], None],
+        on_command: Callable[[agent_pb2.Drain | agent_pb2.Resume], None],
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
         self.terms: PoolTerms | None = None
         """What the scheduler told last."""
         self._target = target
-        self._engine = engine
-        self._cache = cache
+        self._worker = worker
+        self._cache = worker.cache
         self._hello = hello
         self._on_settled = on_settled
+        self._on_command = on_command
+        self._book: ReportBook | None = None
         self._clock = clock
         self._backoff = Backoff(rng)
         self._wake = asyncio.Event()
@@ -90,6 +91,12 @@ class SchedulerLink:
     def wake(self) -> None:
         """Something may be due earlier than thought."""
         self._wake.set()
+
+    def finished(self, outcome: agent_pb2.Outcome) -> None:
+        """A request ended on the engine; a scheduler that is away never hears of it."""
+        if self._book:
+            self._book.finished(outcome, self._clock())
+            self._wake.set()
 
     def stop(self) -> None:
         """Close the stream in order and return from ``run``."""
@@ -107,7 +114,7 @@ class SchedulerLink:
 
     async def _session(self, hello: agent_pb2.Hello) -> bool:
         """One stream from Hello to its end; True if this side ended it."""
-        book = ReportBook(self._engine)
+        self._book = book = ReportBook(self._worker)
         began_s = self._clock()
         async with grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS) as channel:
             call = channel.stream_stream(
@@ -131,21 +138,29 @@ class SchedulerLink:
                 await self._log_lost(call, tasks)
                 return False
             finally:
+                self._book = None
                 self._cache.unlisten(book)
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write(self, call: Any, book: ReportBook, hello: agent_pb2.Hello) -> None:
-        """Write what is due until stopped, or until another Hello is needed."""
+        """Write what is due until stopped, or until the engine serves another model."""
         await call.write(agent_pb2.AgentMessage(hello=hello))
-        while not self._stopping and self._hello() == hello:
+        while not self._stopping and self._is_still(hello):
             now_s = self._clock()
             message = book.next_message(now_s)
             if message is None:
                 await self._pause(book.due_at_s() - now_s)
             else:
                 await call.write(message)
+        for message in book.last_words(self._clock()):
+            await call.write(message)
+
+    def _is_still(self, hello: agent_pb2.Hello) -> bool:
+        # Adapters come and go in loads.
+        now = self._hello()
+        return now is not None and now.models[:1] == hello.models[:1]
 
     async def _read(self, call: Any, book: ReportBook) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:
@@ -154,6 +169,10 @@ class SchedulerLink:
                 self._settle(message.settings, book)
             elif kind == "resync":
                 book.resync()
+            elif kind == "drain":
+                self._on_command(message.drain)
+            elif kind == "resume":
+                self._on_command(message.resume)
             self._wake.set()
 
     def _settle(self, settings: agent_pb2.PoolSettings, book: ReportBook) -> None:

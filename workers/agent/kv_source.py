@@ -9,6 +9,7 @@ cache. What replay cannot close is told as a ``Gap``; numbers that go back as a 
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from workers.kv_events import Batch, decode_batch
+from workers.agent.kv_events import Batch, decode_batch
 
 SUB_BACKLOG = 100_000
 """Batches that wait unread at most; vLLM's publisher keeps as many."""
@@ -68,12 +69,16 @@ class KvEventSource:
         on_disconnect: Callable[[], None] = lambda: None,
         replay_timeout_s: float = 5.0,
         poll_s: float = 0.5,
+        quiet_s: float = 2.0,
     ) -> None:
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
         self._on_disconnect = on_disconnect
         self._replay_timeout_s = replay_timeout_s
         self._poll_s = poll_s
+        self._quiet_s = quiet_s
+        # Who asks an endpoint that does not answer holds the live events up.
+        self._replay_answers = False
         self._last = -1
         self._last_ts = float("-inf")
         self._last_live = -1
@@ -117,13 +122,20 @@ class KvEventSource:
     async def _live(
         self, context: zmq.asyncio.Context, sub: zmq.asyncio.Socket
     ) -> AsyncGenerator[Item, None]:
+        quiet_polls, polls = 0, math.ceil(self._quiet_s / self._poll_s)
         while True:
             if self._rewind:
                 yield self._start_over(engine_restarted=False)
                 async for item in self._replayed(context):
                     yield item
             if not await sub.poll(int(self._poll_s * 1000)):
+                quiet_polls += 1
+                # No later number tells that the newest batch of all was lost.
+                if quiet_polls % polls == 0 and self._replay_answers:
+                    async for item in self._replayed(context):
+                        yield item
                 continue
+            quiet_polls = 0
             seq, payload = _parse(await sub.recv_multipart())
             if seq is None:
                 continue
@@ -168,9 +180,11 @@ class KvEventSource:
             _tune(dealer, REPLAY_BACKLOG)
             dealer.connect(self._replay_endpoint)
             await dealer.send_multipart([b"", struct.pack(">Q", self._last + 1)])
+            self._replay_answers = False
             while await dealer.poll(int(self._replay_timeout_s * 1000)):
                 frames = await dealer.recv_multipart()
                 if frames[-2:-1] == [_END_OF_REPLAY]:
+                    self._replay_answers = True
                     break
                 seq, payload = _parse(frames)
                 for item in [] if seq is None else self._accept(seq, decode_batch(payload)):

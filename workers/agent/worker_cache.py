@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from workers.block_ledger import BlockLedger, Changes, Left
-from workers.kv_events import Batch, KvEvent
+from workers.agent.block_ledger import BlockLedger, Changes, Left
+from workers.agent.kv_events import Batch, KvEvent
 
 
 class Epochs:
@@ -74,25 +74,25 @@ class WorkerCache:
         """Tell it no more; harmless if it never listened."""
         self._listeners.pop(listener, None)
 
-    def apply(self, batch: Batch) -> None:
-        """Take a batch in."""
+    def apply(self, batch: Batch, rank: int | None = None) -> None:
+        """Take a batch in; ``rank`` where the caller knows better than the batch."""
         self.unreadable += batch.unreadable
         for event in batch.events:
-            self._apply(event)
+            self._apply(event, batch.rank if rank is None else rank)
 
-    def clear(self) -> None:
-        """The engine's cache is empty or unknown: new epochs."""
+    def clear(self, rank: int | None = None) -> None:
+        """The engine's cache, or that of one rank, is empty or unknown: new epochs."""
         for ledger in self._ledgers.values():
-            ledger.clear()
+            ledger.clear(rank)
 
     def left(self) -> Counter[Left]:
         """Blocks left out in the present epochs, by reason."""
         return sum((ledger.left for ledger in self._ledgers.values()), Counter())
 
-    def _apply(self, event: KvEvent) -> None:
+    def _apply(self, event: KvEvent, rank: int) -> None:
         for ledger in self._ledgers.values():
-            changes = ledger.apply(event)
-            if not changes.added and not changes.removed:
+            changes = ledger.apply(event, rank)
+            if not changes:
                 continue
             for listener, heard in self._listeners.items():
                 if heard is ledger:
