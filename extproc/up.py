@@ -69,8 +69,8 @@ class UpSettings:
     model: str = "sim-8b"
     speedup: float = 1.0
     """Divides every step time of the simulated workers."""
-    max_running: int = 32
-    """Sequences that a worker runs at once."""
+    max_running: int = 8
+    """Sequences that a worker runs at once: few, so that a handful of curls shows queueing."""
     engine: Engine = "simulator"
     vllm_python: Path = ROOT / ".venv-vllm" / "bin" / "python"
     """Interpreter of vLLM's environment, where ``engine`` is vllm."""
