@@ -156,6 +156,69 @@ async def test_killing_a_worker_loses_no_request_that_had_no_byte_yet(three: Sys
     three.wait_idle()
 
 
+async def test_an_engine_that_dies_before_its_first_token_is_replaced(three: System) -> None:
+    """Streaming and not, small bodies and 3 MB ones: the client sees one complete answer."""
+    cases = [(True, 0), (False, 0), (True, 3_000_000), (False, 3_000_000)]
+    async with client_for(three.url) as client:
+        for number, (stream, padding) in enumerate(cases):
+            body = asked(text(20_000, seed=number), "?", max_tokens=8, stream=stream)
+            body["metadata"] = {"padding": "p" * padding}
+            request = asyncio.create_task(client.post(CHAT, json=body))
+            victim = await busy_worker(three)
+            engine = three.workers[victim].engine
+            assert engine is not None
+            engine.kill()
+            answer = await request
+            assert answer.status_code == 200
+            assert answer.headers["x-kvgate-worker"] != three.workers[victim].address
+            assert ("data: [DONE]" if stream else '"completion_tokens":8') in answer.text
+            engine.wait()
+            three.start_engine(victim)
+            three.wait_ready()
+    assert three.metric("kvgate_retried_requests_total") == len(cases)
+    three.wait_idle()
+
+
+async def test_a_drained_worker_finishes_what_it_has_and_gets_nothing_new(three: System) -> None:
+    """DR1."""
+    admin = client_for(f"http://127.0.0.1:{three.admin_port}")
+    body = asked("hello", "stream", max_tokens=200, stream=True, ignore_eos=True)
+    async with admin, client_for(three.url) as client:
+        async with client.stream("POST", CHAT, json=body) as response:
+            address = response.headers["x-kvgate-worker"]
+            lines = response.aiter_lines()
+            await anext(lines)
+            told = await admin.post(f"/api/v1/workers/{address}/drain?deadline_s=30")
+            assert told.status_code == 202
+            eventually(lambda: state_of(three, address) == "draining", "it drains")
+            answers = [await ask(client, asked("hello", f"{n}?")) for n in range(6)]
+            assert address not in {answer.worker for answer in answers}
+            rest = [line async for line in lines]
+        assert "data: [DONE]" in rest
+        eventually(lambda: state_of(three, address) == "drained", "nothing is left on it")
+        assert (await admin.post(f"/api/v1/workers/{address}/resume")).status_code == 202
+        eventually(lambda: state_of(three, address) == "ready", "it is back")
+        nobody = await admin.post("/api/v1/workers/127.0.0.1:1/drain")
+        assert nobody.status_code == 404
+        assert (
+            await admin.post(f"/api/v1/workers/{address}/drain?deadline_s=x")
+        ).status_code == 400
+
+
+def state_of(system: System, address: str) -> str:
+    return next(w["state"] for w in system.fleet() if w["address"] == address)
+
+
+async def busy_worker(system: System) -> int:
+    """The worker whose engine runs a request."""
+    for _ in range(500):
+        for number in range(len(system.workers)):
+            if system.engine_metric(number, "vllm:num_requests_running") > 0:
+                return number
+        await asyncio.sleep(0.01)
+    raise AssertionError("no engine became busy")
+
+
 async def test_a_worker_that_returns_empty_has_no_old_credit(three: System) -> None:
     prompt = text(2_000, seed=42)
     async with client_for(three.url) as client:
