@@ -23,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="simulator",
         help="what tests/fidelity looks at; tests/vllm needs vllm (make test-vllm)",
     )
+    parser.addoption("--record", action="store_true", help="write down what tests/fidelity sees")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

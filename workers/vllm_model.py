@@ -42,8 +42,8 @@ class Size:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one token takes in the KV cache: keys and values, two bytes each."""
-        return 2 * 2 * self.hidden * self.layers
+        """Bytes that one token takes in a KV cache of float32: keys and values."""
+        return 2 * 4 * self.hidden * self.layers
 
 
 SIZES: Mapping[str, Size] = {"tiny": Size(64, 2), "mid": Size(512, 8)}

@@ -40,6 +40,13 @@ def test_the_system_text_is_the_first_message(system: Any) -> None:
     ]
 
 
+def test_a_system_block_that_differs_in_every_request_is_left_out_as_the_engine_does() -> None:
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cch=1"}
+    said = prompt(USER, system=[billing, {"type": "text", "text": "Be brief."}]).messages
+    assert said == [{"role": "system", "content": "Be brief."}, USER]
+    assert prompt(USER, system=[billing]).messages == [USER]
+
+
 @pytest.mark.parametrize("system", [None, "", []])
 def test_without_system_text_there_is_no_system_message(system: Any) -> None:
     assert prompt(USER, system=system).messages == [USER]

@@ -79,11 +79,21 @@ class TestChat:
         assert chat(**dict.fromkeys(names)).prompts == chat().prompts
         assert (chat(stream=None).stream, chat(cache_salt=None).cache_salt) == (False, "")
 
-    def test_forbidden_tools_are_not_in_the_prompt(self) -> None:
+    def test_forbidden_tools_are_in_the_prompt_all_the_same(self) -> None:
+        """vLLM leaves them there unless it is told otherwise by a flag."""
         tools = [{"type": "function", "function": {"name": "f"}}]
-        assert chat_prompt(tools=tools, tool_choice="none").tools is None
-        assert chat_prompt(tools=tools, tool_choice="auto").tools == tools
-        assert chat_prompt(tools=tools, tool_choice={"type": "function"}).tools == tools
+        for choice in ("none", "auto", {"type": "function"}):
+            assert chat_prompt(tools=tools, tool_choice=choice).tools == tools
+
+    def test_reasoning_effort_is_a_template_argument_and_asks_for_thinking(self) -> None:
+        assert chat_prompt(reasoning_effort="low").template_kwargs == {
+            "reasoning_effort": "low",
+            "enable_thinking": True,
+        }
+        given = {"enable_thinking": True, "reasoning_effort": "high"}
+        prompt = chat_prompt(reasoning_effort="none", chat_template_kwargs=given)
+        assert prompt.template_kwargs == {"reasoning_effort": "none", "enable_thinking": True}
+        assert chat_prompt(reasoning_effort="none").template_kwargs["enable_thinking"] is False
 
     @pytest.mark.parametrize(
         ("fields", "limit"),

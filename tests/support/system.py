@@ -1,8 +1,9 @@
-"""The whole system as real processes: Envoy, scheduler, simulated workers with agents."""
+"""The whole system as real processes: Envoy, scheduler, engines with agents."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -11,11 +12,11 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -59,17 +60,59 @@ def fetch(url: str) -> tuple[int, str]:
 
 @dataclass
 class Worker:
-    """One simulated worker and its agent."""
+    """One engine and its agent."""
 
     port: int
     kv_events_port: int
     kv_replay_port: int
     engine: subprocess.Popen[bytes] | None = None
     agent: subprocess.Popen[bytes] | None = None
+    tap_port: int | None = None
+    """Where the agent hears KV events in place of the engine's own port."""
+    socket: Path | None = None
+    """Where the engine's middleware tells the agent of requests; None without middleware."""
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    def signal_engine(self, number: signal.Signals) -> None:
+        """Signal the engine and the processes it started."""
+        assert self.engine is not None
+        _signal_group(self.engine, number)
+
+
+class Engines(Protocol):
+    """How engines of one kind are started."""
+
+    start_limit_s: float
+    has_middleware: bool
+
+    def command(self, worker: Worker) -> list[str]: ...
+
+    def environment(self, worker: Worker) -> dict[str, str]: ...
+
+
+@dataclass(frozen=True)
+class SimulatedEngines:
+    model_dir: Path
+    flags: tuple[str, ...] = ()
+    start_limit_s: float = START_LIMIT_S
+    has_middleware: bool = False
+
+    def command(self, worker: Worker) -> list[str]:
+        flags = _flags(
+            model_dir=self.model_dir,
+            model_name=MODEL,
+            port=worker.port,
+            kv_events_port=worker.kv_events_port,
+            kv_replay_port=worker.kv_replay_port,
+            max_num_seqs=SLOTS,
+        )
+        return [sys.executable, "-m", "workers.simulator", *flags, *self.flags]
+
+    def environment(self, _worker: Worker) -> dict[str, str]:
+        return dict(os.environ)
 
 
 @dataclass
@@ -82,8 +125,12 @@ class System:
     simulator_flags: tuple[str, ...]
     body_mode: envoy_config.BodyMode = "full_duplex"
     workers: list[Worker] = field(default_factory=list)
+    engines: Engines | None = None
+    """None: simulated ones."""
+    new_worker: Callable[[], Worker] = lambda: Worker(*free_ports(3))
 
     def __post_init__(self) -> None:
+        self.engines = self.engines or SimulatedEngines(self.model_dir, self.simulator_flags)
         ports = free_ports(5)
         self.envoy_port, self.envoy_admin_port = ports[0], ports[1]
         self.extproc_port, self.control_port, self.admin_port = ports[2:]
@@ -95,8 +142,12 @@ class System:
         return f"http://127.0.0.1:{self.envoy_port}"
 
     def start(self, workers: int) -> None:
-        for _ in range(workers):
-            self.workers.append(Worker(*free_ports(3)))
+        assert self.engines is not None
+        for number in range(workers):
+            worker = self.new_worker()
+            if self.engines.has_middleware:
+                worker.socket = self.folder / f"{number}.sock"
+            self.workers.append(worker)
         for number in range(workers):
             self.start_engine(number)
             self.start_agent(number)
@@ -106,26 +157,22 @@ class System:
 
     def start_engine(self, number: int) -> None:
         worker = self.workers[number]
-        flags = _flags(
-            model_dir=self.model_dir,
-            model_name=MODEL,
-            port=worker.port,
-            kv_events_port=worker.kv_events_port,
-            kv_replay_port=worker.kv_replay_port,
-            max_num_seqs=SLOTS,
-        )
-        command = [sys.executable, "-m", "workers.simulator", *flags, *self.simulator_flags]
-        worker.engine = self._run(f"engine-{number}", command)
+        assert self.engines is not None
+        command, environment = self.engines.command(worker), self.engines.environment(worker)
+        worker.engine = self._run(f"engine-{number}", command, environment)
 
     def start_agent(self, number: int) -> None:
         worker = self.workers[number]
         flags = _flags(
             engine=f"http://{worker.address}",
-            kv_events=f"tcp://127.0.0.1:{worker.kv_events_port}",
+            kv_events=f"tcp://127.0.0.1:{worker.tap_port or worker.kv_events_port}",
             kv_replay=f"tcp://127.0.0.1:{worker.kv_replay_port}",
             scheduler=f"127.0.0.1:{self.control_port}",
             max_running=SLOTS,
+            drain_s=0,
         )
+        if worker.socket is not None:
+            flags += _flags(socket=worker.socket)
         command = [sys.executable, "-m", "workers.agent", *flags]
         worker.agent = self._run(f"agent-{number}", command)
 
@@ -157,7 +204,9 @@ class System:
 
     def wait_ready(self) -> None:
         count = len(self.workers)
-        eventually(lambda: len(self.ready_workers()) == count, "all workers are ready")
+        assert self.engines is not None
+        limit_s = self.engines.start_limit_s
+        eventually(lambda: len(self.ready_workers()) == count, "all workers are ready", limit_s)
         eventually(lambda: fetch(f"{self.url}/v1/models")[0] == 200, "Envoy serves /v1/models")
 
     def ready_workers(self) -> list[str]:
@@ -211,18 +260,34 @@ class System:
             processes += [worker.agent, worker.engine]
         alive = [process for process in processes if process is not None]
         for process in alive:
-            process.send_signal(signal.SIGTERM)
+            _signal_group(process, signal.SIGTERM)
         deadline = time.monotonic() + 5
         for process in alive:
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                process.kill()
+                _signal_group(process, signal.SIGKILL)
                 process.wait()
+        for process in alive:
+            _signal_group(process, signal.SIGKILL)  # what an engine has left behind
 
-    def _run(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+    def _run(
+        self, name: str, command: list[str], environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            return subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def _flags(**values: object) -> list[str]:
@@ -247,10 +312,20 @@ def running_system(
     policy: dict[str, Any] | None = None,
     simulator_flags: tuple[str, ...] = (),
     body_mode: envoy_config.BodyMode = "full_duplex",
+    engines: Engines | None = None,
+    **options: Any,
 ) -> Iterator[System]:
     """Everything up and ready, and down again whatever happens."""
     folder.mkdir(parents=True, exist_ok=True)
-    system = System(folder, model_dir, policy or policy_for(model_dir), simulator_flags, body_mode)
+    system = System(
+        folder,
+        model_dir,
+        policy or policy_for(model_dir),
+        simulator_flags,
+        body_mode,
+        engines=engines,
+        **options,
+    )
     try:
         system.start(workers)
         yield system

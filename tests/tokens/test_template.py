@@ -101,6 +101,25 @@ class TestRendering:
         )  # fmt: skip
         assert said == "[{'a': 1}]|[{'b': 2}]|False|on"
 
+    def test_the_requests_own_fields_win_over_its_template_arguments(self) -> None:
+        source = "{{ documents }}|{{ add_generation_prompt }}|{{ bos_token }}"
+        extra = {"documents": [1], "add_generation_prompt": False, "bos_token": "b"}
+        assert render(source, extra=extra) == "[1]|True|b"
+        assert render(source, documents=[{"b": 2}], extra=extra) == "[{'b': 2}]|True|b"
+
+    @pytest.mark.parametrize(
+        ("source", "takes"),
+        [
+            ("x", False),
+            ("{{ 'developer' }}", True),
+            ('{{ "developer" }}', True),
+            ("developer", False),
+        ],
+    )
+    def test_a_template_takes_developers_if_it_names_them(self, source: str, takes: bool) -> None:
+        assert ChatTemplate(source).takes_developer is takes
+        assert ChatTemplate("x", tool_source=source).takes_developer is takes
+
     def test_tojson_keeps_letters_and_takes_its_options(self) -> None:
         assert render("{{ messages[0] | tojson }}", {"b": "é<", "a": 1}) == '{"b": "é<", "a": 1}'
         wanted = '{"a":1,"b":"\\u00e9"}'

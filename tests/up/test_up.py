@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 from extproc import up as module
 from extproc.policy import load_policy
@@ -169,6 +170,31 @@ class TestRun:
             with_model.worker_port,
             with_model.envoy_admin_port,
         ]
+
+
+class TestVllm:
+    """The real engine in place of the simulator; starting it belongs to make test-vllm."""
+
+    def test_it_must_be_installed(
+        self, settings: UpSettings, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        missing = replace(settings, engine="vllm", vllm_python=settings.state_dir / "python")
+        assert up(missing) == 2
+        assert "run make vllm" in capsys.readouterr().err
+
+    def test_engine_agent_and_policy_fit_each_other(self, settings: UpSettings) -> None:
+        settings = replace(settings, engine="vllm", vllm_python=Path(sys.executable))
+        console = Console(quiet=True)
+        stages = module._prepare(settings, console)
+        programs = {program.name: program.command for stage in stages for program in stage.programs}
+        worker, agent = programs["worker-1"], programs["agent-1"]
+        socket_path = agent[agent.index("--socket") + 1]
+        assert f"KVGATE_SOCKET={socket_path}" in worker
+        assert worker[worker.index("--port") + 1] == str(settings.worker_port)
+        (pool,) = load_policy(settings.state_dir / "policy.yaml").pools
+        assert pool.block_size_tokens == int(worker[worker.index("--block-size") + 1])
+        assert str(pool.tokenizer) == worker[worker.index("--model") + 1]
+        assert pool.adapters
 
 
 def test_the_curl_lines_are_what_a_shell_understands() -> None:

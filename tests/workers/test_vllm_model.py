@@ -51,5 +51,5 @@ def test_a_servers_cache_has_the_blocks_asked_for() -> None:
         port=1, kv_events_port=2, kv_replay_port=3, blocks=10, max_num_seqs=4, flags=("--x",),
     )  # fmt: skip
     command = server.command()
-    assert command[command.index("--kv-cache-memory-bytes") + 1] == str(10 * 32 * 512)
+    assert command[command.index("--kv-cache-memory-bytes") + 1] == str(10 * 32 * 1024)
     assert command[-3:] == ["--middleware", MIDDLEWARE, "--x"]
