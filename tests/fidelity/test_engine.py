@@ -236,6 +236,7 @@ class TestMetrics:
     async def test_running_and_waiting_are_counted(self, subject: Subject, book: Book) -> None:
         await subject.idle()
         tasks = [asyncio.create_task(long_answer(subject, seed=n)) for n in range(SLOTS + 1)]
+        await subject.until("num_requests_running", SLOTS)
         await subject.until("num_requests_waiting", 1)
         facts = {
             "running": await subject.metric("num_requests_running"),
@@ -294,6 +295,18 @@ async def long_answer(subject: Subject, seed: int, **fields: Any) -> int:
     return answer.status_code
 
 
+async def filled_queue(subject: Subject) -> list[asyncio.Task[int]]:
+    """As many long requests as the engine takes; those refused while it forgets others again."""
+    tasks: list[asyncio.Task[int]] = []
+    async with asyncio.timeout(30):
+        while await subject.metric("num_requests_waiting") != MAX_QUEUED - SLOTS:
+            tasks = [task for task in tasks if not task.done()]
+            for _ in range(MAX_QUEUED - len(tasks)):
+                tasks.append(asyncio.create_task(long_answer(subject, seed=len(tasks))))
+            await asyncio.sleep(0.02)
+    return tasks
+
+
 async def cancel(tasks: list[asyncio.Task[int]]) -> None:
     for task in tasks:
         task.cancel()
@@ -307,9 +320,8 @@ class TestLimits:
     ) -> None:
         await subject.idle()
         name = "admission_rejections_total"
+        tasks = await filled_queue(subject)
         refused_before = await subject.metric(name, "max_num_queued_reqs")
-        tasks = [asyncio.create_task(long_answer(subject, seed=n)) for n in range(MAX_QUEUED)]
-        await subject.until("num_requests_waiting", MAX_QUEUED - SLOTS)
         body = {"model": MODEL, "prompt": "x", "stream": stream}
         answer = await subject.post(COMPLETIONS, body)
         health = (await subject.get("/health")).status_code
