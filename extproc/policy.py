@@ -79,8 +79,9 @@ class DigestPolicy(_Section):
 class OverlayPolicy(_Section):
     """Credit for prefixes just routed, before the worker's digest tells of them."""
 
-    ttl_s: PositiveFloat = 10.0
-    """Shortest life of an entry where the worker sends digests; the longest is twice that."""
+    ttl_s: PositiveFloat = 2.0
+    """Shortest life of an entry where the worker sends digests; the longest is twice that.
+    A longer one goes on claiming prompts that the engine has evicted."""
     ttl_without_digest_s: PositiveFloat = 300.0
     """The same where it sends none: the overlay is then all there is."""
     max_keys_per_worker: PositiveInt = 131_072

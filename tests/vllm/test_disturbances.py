@@ -29,8 +29,6 @@ BLOCKS = 200
 MAX_MODEL_LEN = 4_096
 PROMPT_TOKENS = 400
 RIGHT_AGAIN_S = 5.0
-OVERLAY_S = 2.0
-"""What was just routed is believed for twice this long whatever the events say."""
 REPORT_INTERVAL_S = 1.0
 COMPLETIONS = "/v1/completions"
 
@@ -59,7 +57,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[
             tmp_path_factory.mktemp("disturbed"),
             tiny_model,
             workers=2,
-            policy=vllm_policy(tiny_model, overlay={"ttl_s": OVERLAY_S}),
+            policy=vllm_policy(tiny_model),
             engines=VllmEngines(blocks=BLOCKS, max_model_len=MAX_MODEL_LEN),
             new_worker=tapped_worker,
         )

@@ -20,7 +20,7 @@ KEPT_INTERVALS = 5
 """Load numbers older than this many report intervals are told as absent."""
 MISSED_LOOKS = 2
 """Looks in a row without any answer after which the engine counts as down."""
-DEFAULT_FROZEN_AFTER_S = 10.0
+DEFAULT_FROZEN_AFTER_S = 30.0
 
 
 class Answer(Enum):

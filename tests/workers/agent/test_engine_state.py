@@ -134,8 +134,8 @@ def working(generated: float, running: float = 1.0, **more: float) -> Look:
     return Look(Answer.UP, ("tiny",), EngineMetrics(**numbers))
 
 
-def test_it_is_frozen_when_requests_run_and_no_counter_moves_for_10_s() -> None:
-    state = EngineState()
+def test_it_is_frozen_when_requests_run_and_no_counter_moves_for_so_long() -> None:
+    state = EngineState(frozen_after_s=10.0)
     for second in range(11):
         state.observe(working(5.0), float(second))
         assert state.ready
