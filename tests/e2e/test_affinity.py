@@ -28,7 +28,7 @@ async def test_sixty_at_once_spread_once_the_holder_is_loaded(system: System) ->
 
     async def one(client: object, number: int) -> str:
         async with gate:
-            body = asked(prompt, f"question {number}?", max_tokens=32)
+            body = asked(prompt, f"question {number}?", max_tokens=200)
             answer = await ask(client, body)  # type: ignore[arg-type]
             assert answer.status == 200
             return answer.worker

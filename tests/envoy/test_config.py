@@ -100,7 +100,7 @@ def test_every_internal_header_but_the_named_ones_is_stripped(kept: tuple[str, .
     settings = replace(
         default_settings(), client_headers=tuple(f"x-kvgate-{each}" for each in kept)
     )
-    (pattern,) = re.findall(r"regex: (\S+)", render(settings))
+    (pattern,) = re.findall(r"regex: (\S*x-kvgate-\S*)", render(settings))
     others = ("", "d", "dry-", "dry-runs", "dry-rum", "lease", "t", "tenants", "-", "ab", "c")
     for name in {*others, "dry-run", "dry", "tenant", "a", "b", "a-b"}:
         assert bool(re.fullmatch(pattern, f"x-kvgate-{name}")) == (name not in kept), name
