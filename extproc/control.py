@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, TypeAlias
 
 import grpc
@@ -35,6 +36,7 @@ logger = logging.getLogger("kvgate.control")
 SERVICE = "kvgate.v1.Fleet"
 _MAX_NAME_CHARS = 256
 _MAX_ADAPTERS = 1_024
+_MAX_HOT_PREFIXES = 64
 _STATES = {
     agent_pb2.WORKER_STATE_STARTING: WorkerState.STARTING,
     agent_pb2.WORKER_STATE_READY: WorkerState.READY,
@@ -197,6 +199,9 @@ class FleetService:
             elif kind == "finished":
                 for outcome in message.finished.outcomes:
                     self._take_outcome(lane, worker, _outcome(outcome), now)
+            elif kind == "hot":
+                pairs = zip(message.hot.keys, message.hot.counts, strict=False)
+                worker.hot_prefixes = tuple(islice(pairs, _MAX_HOT_PREFIXES))
             elif kind == "snapshot":
                 self._scheduler.snapshot(
                     lane, worker, _snapshot(message.snapshot), now, _tier(message.snapshot.tier)

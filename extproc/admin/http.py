@@ -110,6 +110,7 @@ def _worker(pool: Pool, worker: Worker, now: float) -> dict[str, Any]:
         "report_age_s": round(now - worker.reported_at, 3) if worker.reports else None,
         "signals": report.signals if report else {},
         "lost_events": report.lost_events if report else 0,
+        "hot_prefixes": [[f"{key:016x}", count] for key, count in worker.hot_prefixes],
         "digest": {
             "epoch": worker.feed.epoch,
             "keys": worker.feed.count,

@@ -100,6 +100,7 @@ class Worker:
     Attributes:
         reports: whether an agent speaks for it (False: from the policy's static list).
         host_feed: its digest of blocks in host memory, once it sends one.
+        hot_prefixes: block keys with the most different continuations lately, and how many.
         sends_digests: whether its agent reads KV events; without, the overlay lives longer.
         names: models and adapters that it serves.
         reported_at: seconds of the last report.
@@ -113,6 +114,7 @@ class Worker:
         "engine",
         "feed",
         "host_feed",
+        "hot_prefixes",
         "last_report",
         "names",
         "overlay_aged_at",
@@ -129,6 +131,7 @@ class Worker:
         self.column = column
         self.feed = feed
         self.host_feed: DigestFeed | None = None
+        self.hot_prefixes: tuple[tuple[int, int], ...] = ()
         self.reports = reports
         self.sends_digests = False
         self.engine = ""

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 from tests.e2e.chat import ask, asked, chat, client_for, text
-from tests.support.system import System
+from tests.support.system import System, eventually
 
 BLOCK_TOKENS = 16
 
@@ -20,6 +20,15 @@ async def test_a_system_prompt_asked_thirty_times_stays_on_one_worker(system: Sy
     assert Counter(a.worker for a in answers).most_common(1)[0][1] >= 29
     for answer in answers[1:]:
         assert answer.cached >= 3_000 - BLOCK_TOKENS
+
+
+async def test_a_prefix_with_many_continuations_is_shown_as_hot(system: System) -> None:
+    prompt = text(300, seed=40)
+    async with client_for(system.url) as client:
+        for number in range(8):
+            await ask(client, asked(prompt, text(60, seed=number)))
+    eventually(lambda: any(w["hot_prefixes"] for w in system.fleet()), "it is told", 10)
+    assert system.metric("kvgate_protocol_errors_total") == 0
 
 
 async def test_sixty_at_once_spread_once_the_holder_is_loaded(system: System) -> None:
