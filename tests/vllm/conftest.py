@@ -28,3 +28,17 @@ def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[
     ) as running:
         yield running
         running.wait_idle()
+
+
+@pytest.fixture(scope="module")
+def mid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Two servers with the model whose prefill takes seconds."""
+    model_dir = made_model("mid")
+    with running_system(
+        tmp_path_factory.mktemp("mid"),
+        model_dir,
+        workers=2,
+        policy=vllm_policy(model_dir),
+        engines=VllmEngines(size="mid", blocks=800),
+    ) as running:
+        yield running

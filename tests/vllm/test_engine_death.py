@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.e2e.chat import client_for, text
-from tests.support.system import MODEL, System, eventually, running_system
-from tests.support.vllm import START_LIMIT_S, VllmEngines, made_model, vllm_policy
+from tests.support.system import MODEL, System, eventually
+from tests.support.vllm import START_LIMIT_S
 
 COMPLETIONS = "/v1/completions"
-
-
-@pytest.fixture(scope="module")
-def mid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """Two servers with the model whose prefill takes seconds."""
-    model_dir = made_model("mid")
-    with running_system(
-        tmp_path_factory.mktemp("death"),
-        model_dir,
-        workers=2,
-        policy=vllm_policy(model_dir),
-        engines=VllmEngines(size="mid", blocks=800),
-    ) as running:
-        yield running
 
 
 async def busy_worker(system: System) -> int:

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.e2e.chat import client_for, text
-from tests.support.system import MODEL, System, running_system
-from tests.support.vllm import VllmEngines, made_model, vllm_policy
+from tests.support.system import MODEL, System
 
 PROMPTS = 5
 WARM_REPEATS = 3
 PROMPT_TOKENS = 2_000
-
-
-@pytest.fixture(scope="module")
-def mid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """Two servers with the model whose prefill takes time."""
-    model_dir = made_model("mid")
-    with running_system(
-        tmp_path_factory.mktemp("mid"),
-        model_dir,
-        workers=2,
-        policy=vllm_policy(model_dir),
-        engines=VllmEngines(size="mid", blocks=800),
-    ) as running:
-        yield running
 
 
 async def first_chunk(client: httpx.AsyncClient, prompt: str) -> tuple[float, str, int]:
