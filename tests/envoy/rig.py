@@ -175,7 +175,7 @@ async def running_worker(behaviour: Behaviour) -> AsyncIterator[Worker]:
     app.router.add_route("*", "/{path:.*}", worker.handle)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await web.TCPSite(runner, "127.0.0.1", port, backlog=2_048).start()
     try:
         yield worker
     finally:

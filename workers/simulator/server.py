@@ -29,6 +29,8 @@ from workers.simulator.speaker import Speaker
 
 log = logging.getLogger(__name__)
 
+BACKLOG = 2_048
+"""Connections the kernel keeps for us to take, as uvicorn does for vLLM."""
 MAX_BODY_BYTES = 256 * 1024 * 1024
 CLOSE_TIMEOUT_S = 1.0
 MESSAGES_PATH = "/v1/messages"
@@ -85,7 +87,8 @@ class Simulator:
             shutdown_timeout=CLOSE_TIMEOUT_S,
         )
         await self._runner.setup()
-        await web.TCPSite(self._runner, self.settings.host, self.settings.port).start()
+        host, port = self.settings.host, self.settings.port
+        await web.TCPSite(self._runner, host, port, backlog=BACKLOG).start()
         self.port = self._runner.addresses[0][1]
 
     async def _stop(self) -> None:
