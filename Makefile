@@ -9,7 +9,7 @@ VLLM_READY := $(VLLM_VENV)/.ready
 VLLM_INDEX ?=
 ENGINE ?= simulator
 # The pure core: everything that decides, branch coverage 100%.
-CORE := extproc/errors.py,extproc/policy.py,extproc/scheduler.py,extproc/stream.py,extproc/replies.py,extproc/request/*,extproc/tokens/*,extproc/cache/*,extproc/fleet/*,extproc/admission/*,extproc/routing/*
+CORE := extproc/errors.py,extproc/policy/*,extproc/scheduler.py,extproc/stream.py,extproc/replies.py,extproc/request/*,extproc/tokens/*,extproc/cache/*,extproc/fleet/*,extproc/admission/*,extproc/routing/*
 
 .DEFAULT_GOAL := help
 .PHONY: help run test check lint types unit vllm test-vllm bench bench-smoke proto proto-check envoy docs lock clean

@@ -8,13 +8,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from prometheus_client.metrics_core import Metric
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from extproc.policy import Policy, PoolPolicy, parse_policy
+from extproc.policy import Policy, parse_policy
 from extproc.scheduler import Scheduler
 from extproc.server import build_keyer
 from extproc.telemetry.metrics import Metrics
@@ -78,12 +78,31 @@ def write_references(folder: Path) -> None:
 
 
 def _sections(section: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    yield path, section
-    for name, field in section.model_fields.items():
-        inner = PoolPolicy if name == "pools" else field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            label = "pools[]" if name == "pools" else name
-            yield from _sections(inner, f"{path}.{label}".lstrip("."))
+    """A section and those below it; each type once, where it is met first."""
+    seen: set[type[BaseModel]] = set()
+
+    def walk(section: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
+        if section in seen:
+            return
+        seen.add(section)
+        yield path, section
+        for name, field in section.model_fields.items():
+            for inner, marker in _inner(field.annotation):
+                yield from walk(inner, f"{path}.{name}{marker}".lstrip("."))
+
+    return walk(section, path)
+
+
+def _inner(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
+    """The sections in a field's type and how its path shows them: ``[]`` for a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, ""
+        return
+    origin = get_origin(annotation)
+    marker = "[]" if origin is tuple else ".*" if origin is dict else ""
+    for argument in get_args(annotation):
+        for inner, below in _inner(argument):
+            yield inner, marker + below
 
 
 def _row(name: str, field: FieldInfo) -> str:

@@ -1,0 +1,95 @@
+"""The policy file as a whole: reading and validating it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from xxhash import xxh3_64_hexdigest
+
+from extproc.errors import PolicyError
+from extproc.policy.base import Section
+from extproc.policy.pool import PoolPolicy
+from extproc.policy.reports import ReportPolicy
+from extproc.policy.requests import RequestPolicy, TokenizationPolicy
+
+
+class Policy(Section):
+    """The whole policy file."""
+
+    version: Annotated[int, Field(ge=1, le=1)] = 1
+    """Version of this format."""
+    pools: Annotated[tuple[PoolPolicy, ...], Field(min_length=1)]
+    """One entry for each base model."""
+    requests: RequestPolicy = RequestPolicy()
+    """Bounds on requests."""
+    tokenization: TokenizationPolicy = TokenizationPolicy()
+    """Where text becomes tokens."""
+    reports: ReportPolicy = ReportPolicy()
+    """Agents' pace and silence."""
+    response_headers: bool = True
+    """Tell clients the worker, cached tokens, queue wait and decision id."""
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        seen: set[str] = set()
+        for pool in self.pools:
+            for name in pool.names:
+                if name in seen:
+                    raise ValueError(f"model name {name!r} is used twice")
+                seen.add(name)
+        return self
+
+    @cached_property
+    def digest(self) -> str:
+        """Short hash of the content, for logs and metrics."""
+        return xxh3_64_hexdigest(self.model_dump_json().encode())
+
+
+def load_policy(path: Path) -> Policy:
+    """Read and validate a policy file; relative paths in it start at its folder.
+
+    Raises:
+        PolicyError: unreadable, not YAML, or invalid.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PolicyError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise PolicyError(f"{path}: not YAML: {error}") from error
+    return parse_policy(data, base=path.parent, source=str(path))
+
+
+def parse_policy(data: Any, *, base: Path | None = None, source: str = "policy") -> Policy:
+    """Validate policy data that YAML has already decoded.
+
+    Raises:
+        PolicyError: one line for each wrong field.
+    """
+    try:
+        policy = Policy.model_validate(data)
+    except ValidationError as error:
+        raise PolicyError("\n".join(_complaints(error, source))) from error
+    if base is None:
+        return policy
+    pools = tuple(pool.model_copy(update=_absolute(pool, base)) for pool in policy.pools)
+    return policy.model_copy(update={"pools": pools})
+
+
+def _absolute(pool: PoolPolicy, base: Path) -> dict[str, Path]:
+    paths = {"tokenizer": pool.tokenizer, "chat_template": pool.chat_template}
+    return {name: (base / path).resolve() for name, path in paths.items() if path is not None}
+
+
+def _complaints(error: ValidationError, source: str) -> list[str]:
+    lines = []
+    for item in error.errors():
+        field = ".".join(str(part) for part in item["loc"]) or "(top level)"
+        given = item["input"]
+        shown = "" if isinstance(given, dict | list | BaseModel) else f" (got {given!r})"
+        lines.append(f"{source}: {field}: {item['msg']}{shown}")
+    return lines

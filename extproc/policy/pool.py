@@ -1,0 +1,54 @@
+"""The workers of one base model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from extproc.policy.admission import AdmissionPolicy
+from extproc.policy.base import Address, ModelName, Section
+from extproc.policy.cache import DigestPolicy, OverlayPolicy
+from extproc.policy.routing import RoutingPolicy
+
+
+class PoolPolicy(Section):
+    """The workers that serve one base model."""
+
+    model: ModelName
+    """Name that requests use; also the pool's name in metrics."""
+    aliases: tuple[ModelName, ...] = ()
+    """Further names of the same model."""
+    adapters: tuple[ModelName, ...] = ()
+    """Adapter names that the pool serves; each has keys of its own."""
+    tokenizer: Path | None = None
+    """A Hugging Face tokenizer directory or tokenizer.json; without one, load alone routes."""
+    chat_template: Path | None = None
+    """A Jinja file in place of the tokenizer's own template."""
+    model_revision: str = ""
+    """Part of every block key; change it when the weights change under the same name."""
+    block_size_tokens: Annotated[int, Field(gt=0, le=4_096)] = 16
+    """The engine's `--block-size`; a worker with another one gets no cache credit."""
+    workers: tuple[Address, ...] = ()
+    """Workers without an agent: always thought ready, balanced by kvgate's own counts."""
+    digest: DigestPolicy = DigestPolicy()
+    """What agents tell of their caches."""
+    overlay: OverlayPolicy = OverlayPolicy()
+    """What routing itself expects in the caches."""
+    routing: RoutingPolicy = RoutingPolicy()
+    """How a worker is chosen."""
+    admission: AdmissionPolicy = AdmissionPolicy()
+    """How much may run and wait."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every model name that a request may use for this pool."""
+        return (self.model, *self.aliases, *self.adapters)
+
+    @model_validator(mode="after")
+    def _workers_are_distinct(self) -> Self:
+        for number, address in enumerate(self.workers):
+            if address in self.workers[:number]:
+                raise ValueError(f"worker {address!r} is listed twice")
+        return self
