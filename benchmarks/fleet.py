@@ -18,7 +18,7 @@ from benchmarks.chats import MODEL
 from extproc.cache.digest import HASH_NAME, WIRE_VERSION, BlockDigest
 from extproc.cache.feed import Snapshot
 from extproc.policy import Policy, PoolPolicy
-from extproc.scheduler import ModelLane, Scheduler
+from extproc.scheduler import Scheduler, ServedModel
 from extproc.server import build_keyer
 from extproc.tokens.blocks import Keys
 from extproc.tokens.keyer import PromptKeyer
@@ -42,7 +42,7 @@ class Fleet:
 
     policy: Policy
     scheduler: Scheduler
-    lane: ModelLane
+    served: ServedModel
     now: float = 1_000.0
 
 
@@ -70,7 +70,7 @@ def make_fleet(
     policy = policy.model_copy(update={"pools": (pool,)})
     keyer = keyer or build_keyer(pool, policy)
     scheduler = Scheduler(policy, {pool.model: keyer}, rng, 0.0)
-    fleet = Fleet(policy, scheduler, scheduler.lanes[pool.model])
+    fleet = Fleet(policy, scheduler, scheduler.models[pool.model])
     random_keys = np.random.default_rng(rng.getrandbits(32))
     size = (min(workers, _DISTINCT_FILLS), digest_keys)
     fills = random_keys.integers(0, 2**64, size=size, dtype=np.uint64)
@@ -78,14 +78,14 @@ def make_fleet(
     for number, address in enumerate(addresses):
         prefixes = [h.keys for h, own in zip(held, owners, strict=True) if number in own]
         keys = np.concatenate([fills[number % len(fills)], *prefixes])
-        worker = fleet.lane.pool.workers[address]
-        snapshot = _snapshot(fleet.lane, np.unique(keys))
-        scheduler.snapshot(fleet.lane, worker, snapshot, fleet.now)
+        worker = fleet.served.pool.workers[address]
+        snapshot = _snapshot(fleet.served, np.unique(keys))
+        scheduler.snapshot(fleet.served, worker, snapshot, fleet.now)
     return fleet
 
 
-def _snapshot(lane: ModelLane, keys: Keys) -> Snapshot:
-    pool = lane.pool.policy
+def _snapshot(served: ServedModel, keys: Keys) -> Snapshot:
+    pool = served.pool.policy
     digest = BlockDigest(pool.digest.capacity_blocks, pool.digest.error_rate)
     digest.add_keys(keys)
     return Snapshot(

@@ -234,10 +234,10 @@ def _decide(fleet: Fleet, dialogue: Dialogue) -> list[bytes]:
     step = [stream.receive(ProcessingRequest.FromString(data)) for data in dialogue.request][-1]
     assert isinstance(step.event, Arrived)
     profile = read_request(step.event.headers, step.event.body, policy.requests)
-    lane = scheduler.lane_for(profile)
-    prepared = lane.keyer.prepare(profile)
-    prompts = lane.keyer.finish(prepared, lane.keyer.encode_cold(prepared))
-    ticket = scheduler.arrive(lane, profile, prompts, now)
+    served = scheduler.model_for(profile)
+    prepared = served.keyer.prepare(profile)
+    prompts = served.keyer.finish(prepared, served.keyer.encode_cold(prepared))
+    ticket = scheduler.arrive(served, profile, prompts, now)
     assert ticket.decision is not None
     sent = [answer.SerializeToString() for answer in stream.answer(ticket.decision)]
     started = stream.receive(ProcessingRequest.FromString(dialogue.response)).event
@@ -260,20 +260,20 @@ def _decide_by_step(fleet: Fleet, dialogue: Dialogue) -> Stopwatch:
     watch.lap("stream machine")
     profile = read_request(step.event.headers, step.event.body, policy.requests)
     watch.lap("decode body, profile")
-    lane = scheduler.lane_for(profile)
-    prepared = lane.keyer.prepare(profile)
+    served = scheduler.model_for(profile)
+    prepared = served.keyer.prepare(profile)
     watch.lap("prepare: template, split, lookups")
-    encoded = lane.keyer.encode_cold(prepared)
+    encoded = served.keyer.encode_cold(prepared)
     watch.lap("tokenise cold text")
-    prompts = lane.keyer.finish(prepared, encoded)
+    prompts = served.keyer.finish(prepared, encoded)
     watch.lap("finish: keys")
-    outer, pool = "admission, cost, pick", lane.pool
+    outer, pool = "admission, cost, pick", served.pool
     booking = {"book": "book and credit", "credit": "book and credit"}
     with (
         watch.inside(pool.index, {"longest_runs": "index lookup"}, outer),
         watch.inside(pool, booking, outer),
     ):
-        ticket = scheduler.arrive(lane, profile, prompts, now)
+        ticket = scheduler.arrive(served, profile, prompts, now)
         watch.lap(outer)
     assert ticket.decision is not None
     watch.lap(outer)
@@ -317,7 +317,7 @@ def _match(settings: Settings, workers: int) -> dict[str, Any]:
     random_keys = np.random.default_rng(settings.seed)
     keys = random_keys.integers(0, 2**64, size=MATCH_BLOCKS, dtype=np.uint64)
     fleet = _tokenless_fleet(workers, keys, rng, settings.digest_keys)
-    index = fleet.lane.pool.index
+    index = fleet.served.pool.index
     times = []
     for _ in range(settings.rounds):
         began = time.perf_counter()

@@ -20,7 +20,7 @@ from extproc.policy import Policy
 from extproc.replies import ProcessingResponse
 from extproc.request.profile import RequestProfile
 from extproc.request.reader import read_request
-from extproc.scheduler import Decision, ModelLane, Scheduler, Ticket
+from extproc.scheduler import Decision, Scheduler, ServedModel, Ticket
 from extproc.stream import Arrived, ProtocolViolation, RequestStream, ResponseStarted
 from extproc.telemetry.metrics import OTHER_MODEL, Metrics
 
@@ -143,11 +143,11 @@ class Call:
         began_at = desk.clock()
         profile = read_request(event.headers, event.body, desk.policy.requests)
         self._profile = profile
-        lane = desk.scheduler.lane_for(profile)
-        prompts = await desk.cold_text.keys(lane.keyer, profile)
+        served = desk.scheduler.model_for(profile)
+        prompts = await desk.cold_text.keys(served.keyer, profile)
         now = desk.clock()
-        ticket = self._ticket = desk.scheduler.arrive(lane, profile, prompts, now)
-        metrics = desk.metrics.of(lane.pool.policy.model)
+        ticket = self._ticket = desk.scheduler.arrive(served, profile, prompts, now)
+        metrics = desk.metrics.of(served.pool.policy.model)
         metrics.decision_s.observe(desk.clock() - began_at)
         while ticket.decision is None:
             if ticket.refusal is not None:
@@ -168,7 +168,7 @@ class Call:
             raise ProtocolViolation("response_headers before a decision")
         now = desk.clock()
         desk.wake(desk.scheduler.response_started(ticket, event.served_by, event.attempts, now))
-        metrics = desk.metrics.of(ticket.lane.pool.policy.model)
+        metrics = desk.metrics.of(ticket.served.pool.policy.model)
         metrics.ttft_s.observe(now - ticket.arrived_at)
         metrics.count_response(event.status)
         if event.attempts > 1:
@@ -180,8 +180,8 @@ class Call:
 
     def _count(self, outcome: str) -> None:
         """Count how admission ended, by as much as is known of the request."""
-        lane: ModelLane | None = self._ticket.lane if self._ticket else None
-        model = lane.pool.policy.model if lane else OTHER_MODEL
+        served: ServedModel | None = self._ticket.served if self._ticket else None
+        model = served.pool.policy.model if served else OTHER_MODEL
         endpoint = self._profile.endpoint.value if self._profile else _NO_ENDPOINT
         self._desk.metrics.of(model).count_request(endpoint, outcome)
 
@@ -189,7 +189,7 @@ class Call:
         decision = ticket.decision
         facts = {
             "id": ticket.id,
-            "model": ticket.lane.pool.policy.model,
+            "model": ticket.served.pool.policy.model,
             "endpoint": ticket.profile.endpoint.value,
             "worker": ticket.served_by or (decision.endpoints[0] if decision else "-"),
             "cached": decision.cached_tokens if decision else 0,

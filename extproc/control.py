@@ -28,7 +28,7 @@ from extproc.fleet.worker import (
 )
 from extproc.generated.kvgate.v1 import agent_pb2
 from extproc.policy import ReportPolicy, normal_address
-from extproc.scheduler import ModelLane, Scheduler, Ticket
+from extproc.scheduler import Scheduler, ServedModel, Ticket
 from extproc.telemetry.metrics import Metrics
 
 logger = logging.getLogger("kvgate.control")
@@ -118,15 +118,15 @@ class FleetService:
             return
         if first.WhichOneof("kind") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is a hello")
-        lane, worker = await self._introduce(first.hello, context)
+        served, worker = await self._introduce(first.hello, context)
         self._streams[worker.address] = context
         logger.info("agent connected", extra={"facts": {"worker": worker.address}})
         try:
-            await context.write(self._settings(lane))
+            await context.write(self._settings(served))
             while (message := await context.read()) is not grpc.aio.EOF:
                 if self._streams.get(worker.address) is not context:
                     await context.abort(grpc.StatusCode.ABORTED, "a newer stream took over")
-                if (resync := self._take(lane, worker, message)) is not None:
+                if (resync := self._take(served, worker, message)) is not None:
                     await context.write(resync)
         finally:
             if self._streams.get(worker.address) is context:
@@ -135,15 +135,15 @@ class FleetService:
 
     async def _introduce(
         self, hello: agent_pb2.Hello, context: _Context
-    ) -> tuple[ModelLane, Worker]:
+    ) -> tuple[ServedModel, Worker]:
         code = grpc.StatusCode.INVALID_ARGUMENT
         try:
             address = normal_address(hello.address)
         except ValueError as error:
             await context.abort(code, str(error))
             raise
-        lane = self._scheduler.lane_of_agent(hello.models)
-        if lane is None:
+        served = self._scheduler.model_of_agent(hello.models)
+        if served is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no pool serves its models")
             raise AssertionError("abort returned")
         introduction = Introduction(
@@ -153,17 +153,17 @@ class FleetService:
             sends_digests=hello.kv_events,
             engine=hello.engine[:_MAX_NAME_CHARS],
         )
-        worker = self._scheduler.hello(lane, introduction, self._clock())
+        worker = self._scheduler.hello(served, introduction, self._clock())
         if worker is None:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the pool is full")
             raise AssertionError("abort returned")
-        return lane, worker
+        return served, worker
 
-    def _settings(self, lane: ModelLane) -> agent_pb2.SchedulerMessage:
-        policy = lane.pool.policy
+    def _settings(self, served: ServedModel) -> agent_pb2.SchedulerMessage:
+        policy = served.pool.policy
         settings = agent_pb2.PoolSettings(
             pool=policy.model,
-            key_namespace=lane.keyer.namespace,
+            key_namespace=served.keyer.namespace,
             block_size_tokens=policy.block_size_tokens,
             digest_capacity=policy.digest.capacity_blocks,
             digest_error_rate=policy.digest.error_rate,
@@ -173,47 +173,49 @@ class FleetService:
         )
         return agent_pb2.SchedulerMessage(settings=settings)
 
-    def _take_load(self, lane: ModelLane, worker: Worker, load: LoadReport, now: float) -> None:
+    def _take_load(self, served: ServedModel, worker: Worker, load: LoadReport, now: float) -> None:
         before = worker.last_report.state if worker.last_report else None
-        self._wake(self._scheduler.report(lane, worker, load, now))
+        self._wake(self._scheduler.report(served, worker, load, now))
         if load.state is not before:
             facts = {"worker": worker.address, "state": load.state.value}
             logger.info("worker state", extra={"facts": facts})
 
-    def _take_outcome(self, lane: ModelLane, worker: Worker, outcome: Outcome, now: float) -> None:
-        self._metrics.of(lane.pool.policy.model).count_outcome(outcome.error.value)
+    def _take_outcome(
+        self, served: ServedModel, worker: Worker, outcome: Outcome, now: float
+    ) -> None:
+        self._metrics.of(served.pool.policy.model).count_outcome(outcome.error.value)
         self._wake(self._scheduler.outcome(worker, outcome, now))
 
     def _take(
-        self, lane: ModelLane, worker: Worker, message: agent_pb2.AgentMessage
+        self, served: ServedModel, worker: Worker, message: agent_pb2.AgentMessage
     ) -> agent_pb2.SchedulerMessage | None:
         """Apply one message; the resync to send if it does not fit."""
         now = self._clock()
         kind = message.WhichOneof("kind")
-        if lane.pool.workers.get(worker.address) is not worker:
+        if served.pool.workers.get(worker.address) is not worker:
             # Lost while its stream was silent: the agent starts over with a hello.
             raise ConnectionResetError("worker left the pool")
         try:
             if kind == "load":
-                self._take_load(lane, worker, _load(message.load), now)
+                self._take_load(served, worker, _load(message.load), now)
             elif kind == "finished":
                 for outcome in message.finished.outcomes:
-                    self._take_outcome(lane, worker, _outcome(outcome), now)
+                    self._take_outcome(served, worker, _outcome(outcome), now)
             elif kind == "hot":
                 pairs = zip(message.hot.keys, message.hot.counts, strict=False)
                 worker.hot_prefixes = tuple(islice(pairs, _MAX_HOT_PREFIXES))
             elif kind == "snapshot":
                 self._scheduler.snapshot(
-                    lane, worker, _snapshot(message.snapshot), now, _tier(message.snapshot.tier)
+                    served, worker, _snapshot(message.snapshot), now, _tier(message.snapshot.tier)
                 )
             elif kind == "delta":
                 self._scheduler.delta(
-                    lane, worker, _delta(message.delta), now, _tier(message.delta.tier)
+                    served, worker, _delta(message.delta), now, _tier(message.delta.tier)
                 )
             else:
                 self._metrics.protocol_errors.labels("agent").inc()
         except DigestError as error:
-            self._metrics.resyncs.labels(lane.pool.policy.model).inc()
+            self._metrics.resyncs.labels(served.pool.policy.model).inc()
             logger.warning(
                 "digest refused", extra={"facts": {"worker": worker.address, "why": str(error)}}
             )

@@ -62,12 +62,12 @@ class Ticket:
         "decision",
         "ended",
         "id",
-        "lane",
         "lease",
         "outcome",
         "profile",
         "prompts",
         "refusal",
+        "served",
         "served_by",
         "started_at",
     )
@@ -75,13 +75,13 @@ class Ticket:
     def __init__(
         self,
         ticket_id: str,
-        lane: ModelLane,
+        served: ServedModel,
         profile: RequestProfile,
         prompts: Sequence[PromptKeys],
         now: float,
     ) -> None:
         self.id = ticket_id
-        self.lane = lane
+        self.served = served
         self.profile = profile
         self.prompts = prompts
         self.arrived_at = now
@@ -95,7 +95,7 @@ class Ticket:
         self.ended = False
 
 
-class ModelLane:
+class ServedModel:
     """One pool with its admission and its way from prompts to keys."""
 
     def __init__(self, pool: Pool, admission: AdmissionController, keyer: PromptKeyer) -> None:
@@ -132,20 +132,20 @@ class Scheduler:
         self.policy = policy
         self._rng = rng
         self._picker = Picker(rng)
-        self.lanes: dict[str, ModelLane] = {}
+        self.models: dict[str, ServedModel] = {}
         self._tickets: dict[str, Ticket] = {}
-        self._by_name: dict[str, ModelLane] = {}
+        self._by_name: dict[str, ServedModel] = {}
         for pool_policy in policy.pools:
-            lane = ModelLane(
+            served = ServedModel(
                 Pool(pool_policy, policy.reports, now),
                 AdmissionController(pool_policy.admission),
                 keyers[pool_policy.model],
             )
-            self.lanes[pool_policy.model] = lane
+            self.models[pool_policy.model] = served
             for name in pool_policy.names:
-                self._by_name[name] = lane
+                self._by_name[name] = served
 
-    def lane_for(self, profile: RequestProfile) -> ModelLane:
+    def model_for(self, profile: RequestProfile) -> ServedModel:
         """The pool that must serve a request.
 
         Raises:
@@ -153,44 +153,48 @@ class Scheduler:
             NoReadyWorker: it names no model, and no pool can serve.
         """
         name = profile.model or ""
-        lane = self._by_name.get(name) or self._lane_of_adapter(name)
-        if lane is not None:
-            return lane
+        served = self._by_name.get(name) or self._model_of_adapter(name)
+        if served is not None:
+            return served
         if profile.endpoint is not Endpoint.PASS:
             raise ModelNotFound("The requested model does not exist.", param="model")
-        for candidate in self.lanes.values():
+        for candidate in self.models.values():
             if candidate.pool.table.usable().any():
                 return candidate
         raise _no_worker()
 
-    def _lane_of_adapter(self, name: str) -> ModelLane | None:
+    def _model_of_adapter(self, name: str) -> ServedModel | None:
         """The pool where a worker has loaded an adapter that the policy does not name."""
-        return next((lane for lane in self.lanes.values() if lane.pool.serves(name)), None)
+        return next((served for served in self.models.values() if served.pool.serves(name)), None)
 
-    def lane_of_agent(self, models: Sequence[str]) -> ModelLane | None:
+    def model_of_agent(self, models: Sequence[str]) -> ServedModel | None:
         """The pool of a worker that serves these models."""
         return next((self._by_name[name] for name in models if name in self._by_name), None)
 
     def arrive(
-        self, lane: ModelLane, profile: RequestProfile, prompts: Sequence[PromptKeys], now: float
+        self,
+        served: ServedModel,
+        profile: RequestProfile,
+        prompts: Sequence[PromptKeys],
+        now: float,
     ) -> Ticket:
         """Admit and route a request, or let it wait.
 
         Raises:
             NoReadyWorker, QueueFull: it can neither run nor wait.
         """
-        ticket = Ticket(f"{self._rng.getrandbits(64):016x}", lane, profile, prompts, now)
-        pool, model = lane.pool, profile.model
+        ticket = Ticket(f"{self._rng.getrandbits(64):016x}", served, profile, prompts, now)
+        pool, model = served.pool, profile.model
         has_capacity = bool(pool.has_slot(model).any())
         if not has_capacity and not pool.usable(model).any():
             raise _no_worker()
         if not profile.counted:
             self._route(ticket, now)
             return ticket
-        ticket.lease = lane.admission.admit(ticket.id, now, has_capacity=has_capacity)
+        ticket.lease = served.admission.admit(ticket.id, now, has_capacity=has_capacity)
         self._tickets[ticket.id] = ticket
         if ticket.lease is None:
-            lane.waiting[ticket.id] = ticket
+            served.waiting[ticket.id] = ticket
         else:
             self._route(ticket, now)
         return ticket
@@ -207,24 +211,24 @@ class Scheduler:
             return []
         ticket.started_at = now
         ticket.served_by = served_by or ticket.decision.endpoints[0]
-        pool = ticket.lane.pool
+        pool = ticket.served.pool
         pool.first_token(ticket.booking)
         for address in ticket.decision.endpoints[: max(0, attempts - 1)]:
             failed = pool.workers.get(address)
             if failed is not None and address != served_by:
                 pool.suspect(failed, now)
         self._rebook(ticket, served_by)
-        return self._dispatch(ticket.lane, now)
+        return self._dispatch(ticket.served, now)
 
     def finish(self, ticket: Ticket, now: float) -> list[Ticket]:
         """The request is over, however it ended; a second call does nothing."""
         if ticket.ended:
             return []
         ticket.ended = True
-        lane = ticket.lane
+        served = ticket.served
         self._tickets.pop(ticket.id, None)
-        if lane.waiting.pop(ticket.id, None) is not None:
-            lane.admission.leave(ticket.id)
+        if served.waiting.pop(ticket.id, None) is not None:
+            served.admission.leave(ticket.id)
         return self._release(ticket, now)
 
     def outcome(self, worker: Worker, outcome: Outcome, now: float) -> list[Ticket]:
@@ -241,18 +245,20 @@ class Scheduler:
             return []
         return self._release(ticket, now)
 
-    def hello(self, lane: ModelLane, hello: Introduction, now: float) -> Worker | None:
+    def hello(self, served: ServedModel, hello: Introduction, now: float) -> Worker | None:
         """An agent's stream begins; None when the pool is full."""
-        return lane.pool.hello(hello, now)
+        return served.pool.hello(hello, now)
 
-    def report(self, lane: ModelLane, worker: Worker, load: LoadReport, now: float) -> list[Ticket]:
+    def report(
+        self, served: ServedModel, worker: Worker, load: LoadReport, now: float
+    ) -> list[Ticket]:
         """A worker's load."""
-        lane.pool.report(worker, load, now)
-        return self._dispatch(lane, now)
+        served.pool.report(worker, load, now)
+        return self._dispatch(served, now)
 
     def snapshot(
         self,
-        lane: ModelLane,
+        served: ServedModel,
         worker: Worker,
         snapshot: Snapshot,
         now: float,
@@ -263,11 +269,11 @@ class Scheduler:
         Raises:
             DigestError: it does not fit; ask for another.
         """
-        lane.pool.snapshot(worker, snapshot, now, tier)
+        served.pool.snapshot(worker, snapshot, now, tier)
 
     def delta(
         self,
-        lane: ModelLane,
+        served: ServedModel,
         worker: Worker,
         delta: Delta,
         now: float,
@@ -278,31 +284,31 @@ class Scheduler:
         Raises:
             DigestError: it does not fit; ask for a snapshot.
         """
-        lane.pool.delta(worker, delta, now, tier)
+        served.pool.delta(worker, delta, now, tier)
 
     def tick(self, now: float) -> list[Ticket]:
         """What time alone changes: expiry, lost workers, ageing credit."""
         woken: list[Ticket] = []
-        for lane in self.lanes.values():
-            lane.pool.tick(now)
-            woken += self._dispatch(lane, now)
+        for served in self.models.values():
+            served.pool.tick(now)
+            woken += self._dispatch(served, now)
         return woken
 
-    def _dispatch(self, lane: ModelLane, now: float) -> list[Ticket]:
+    def _dispatch(self, served: ServedModel, now: float) -> list[Ticket]:
         """Run whoever is next while quota and workers have room; who waited too long is refused."""
-        if not lane.waiting:
+        if not served.waiting:
             return []
-        expired = lane.admission.expired(now)
-        woken = [self._refuse(lane, ticket_id, refusal) for ticket_id, refusal in expired]
-        table = lane.pool.table
+        expired = served.admission.expired(now)
+        woken = [self._refuse(served, ticket_id, refusal) for ticket_id, refusal in expired]
+        table = served.pool.table
         if not table.usable().any():
-            abandoned = lane.admission.abandon()
-            return woken + [self._refuse(lane, each, _no_worker()) for each in abandoned]
+            abandoned = served.admission.abandon()
+            return woken + [self._refuse(served, each, _no_worker()) for each in abandoned]
         while table.has_slot().any():
-            granted = lane.admission.next_waiting(now, lane.has_capacity())
+            granted = served.admission.next_waiting(now, served.has_capacity())
             if granted is None:
                 break
-            ticket = lane.waiting.pop(granted[0])
+            ticket = served.waiting.pop(granted[0])
             ticket.lease = granted[1]
             self._route(ticket, now)
             woken.append(ticket)
@@ -310,13 +316,13 @@ class Scheduler:
 
     def _release(self, ticket: Ticket, now: float) -> list[Ticket]:
         if ticket.booking is not None:
-            ticket.lane.pool.release(ticket.booking)
+            ticket.served.pool.release(ticket.booking)
         if ticket.lease is not None:
-            ticket.lane.admission.release(ticket.lease, now)
-        return self._dispatch(ticket.lane, now)
+            ticket.served.admission.release(ticket.lease, now)
+        return self._dispatch(ticket.served, now)
 
-    def _refuse(self, lane: ModelLane, ticket_id: str, refusal: Refusal) -> Ticket:
-        ticket = lane.waiting.pop(ticket_id)
+    def _refuse(self, served: ServedModel, ticket_id: str, refusal: Refusal) -> Ticket:
+        ticket = served.waiting.pop(ticket_id)
         del self._tickets[ticket_id]
         ticket.refusal = refusal
         ticket.ended = True
@@ -324,7 +330,7 @@ class Scheduler:
 
     def _route(self, ticket: Ticket, now: float) -> None:
         """Pick and book in one step."""
-        pool, profile = ticket.lane.pool, ticket.profile
+        pool, profile = ticket.served.pool, ticket.profile
         chosen = route(
             pool,
             ticket.prompts,
@@ -339,13 +345,13 @@ class Scheduler:
 
     def _credit(self, ticket: Ticket, worker: Worker) -> None:
         for prompt in ticket.prompts:
-            ticket.lane.pool.credit(worker, prompt.keys)
+            ticket.served.pool.credit(worker, prompt.keys)
 
     def _rebook(self, ticket: Ticket, served_by: str | None) -> None:
         booking = ticket.booking
         if booking is None or served_by is None or served_by == booking.worker.address:
             return
-        pool = ticket.lane.pool
+        pool = ticket.served.pool
         worker = pool.workers.get(served_by)
         if worker is None:
             return
@@ -355,7 +361,7 @@ class Scheduler:
 
 
 def _decision(ticket: Ticket, chosen: Route, now: float) -> Decision:
-    pool = ticket.lane.pool
+    pool = ticket.served.pool
     return Decision(
         id=ticket.id,
         endpoints=tuple(pool.worker_at(column).address for column in chosen.columns),

@@ -200,8 +200,8 @@ class SchedulerServer:
                 await self._look_for_workers(now)
 
     async def _look_for_workers(self, now: float) -> None:
-        lanes = self.scheduler.lanes.values()
-        if any(lane.pool.table.usable().any() for lane in lanes):
+        models = self.scheduler.models.values()
+        if any(served.pool.table.usable().any() for served in models):
             state = "ready"
         elif now - self._started_at > self._ready_timeout_s:
             state = "degraded"

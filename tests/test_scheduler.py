@@ -51,8 +51,8 @@ def random_prompt(rng: random.Random, blocks: int = 20) -> PromptKeys:
     return prompt_keys(rng.choices(range(50_000), k=blocks * 4))
 
 
-class TestLanes:
-    def lanes(self) -> Scheduler:
+class TestModels:
+    def models(self) -> Scheduler:
         first = pool_policy(model="a", aliases=["alias"], adapters=["lora"])
         return scheduler(first, pool_policy(model="b"))
 
@@ -60,29 +60,29 @@ class TestLanes:
         ("name", "pool"), [("a", "a"), ("alias", "a"), ("lora", "a"), ("b", "b")]
     )
     def test_a_model_name_leads_to_its_pool(self, name: str, pool: str) -> None:
-        lanes = self.lanes()
-        assert lanes.lane_for(profile(model=name)) is lanes.lanes[pool]
+        models = self.models()
+        assert models.model_for(profile(model=name)) is models.models[pool]
 
     @pytest.mark.parametrize("name", ["c", "", None])
     def test_another_model_is_not_found(self, name: str | None) -> None:
         with pytest.raises(ModelNotFound) as caught:
-            self.lanes().lane_for(profile(model=name))
+            self.models().model_for(profile(model=name))
         assert caught.value.param == "model"
 
     def test_a_request_without_a_model_goes_to_a_pool_that_can_serve(self) -> None:
-        lanes = self.lanes()
+        models = self.models()
         with pytest.raises(NoReadyWorker):
-            lanes.lane_for(pass_through())
-        join(lanes.lanes["b"].pool, 1)
+            models.model_for(pass_through())
+        join(models.models["b"].pool, 1)
         for name in (None, "unknown"):
-            assert lanes.lane_for(pass_through(model=name)) is lanes.lanes["b"]
-        assert lanes.lane_for(pass_through(model="a")) is lanes.lanes["a"]
+            assert models.model_for(pass_through(model=name)) is models.models["b"]
+        assert models.model_for(pass_through(model="a")) is models.models["a"]
 
     def test_an_agent_belongs_to_the_pool_of_a_model_it_serves(self) -> None:
-        lanes = self.lanes()
-        assert lanes.lane_of_agent(["other", "lora"]) is lanes.lanes["a"]
-        assert lanes.lane_of_agent(["other"]) is None
-        assert lanes.lane_of_agent([]) is None
+        models = self.models()
+        assert models.model_of_agent(["other", "lora"]) is models.models["a"]
+        assert models.model_of_agent(["other"]) is None
+        assert models.model_of_agent([]) is None
 
 
 class TestStart:
@@ -98,11 +98,11 @@ class TestStart:
     def test_the_first_report_makes_a_worker_of_it(self) -> None:
         """SU1."""
         fleet = Fleet()
-        worker = fleet.scheduler.hello(fleet.lane, Introduction(address(1), (MODEL,), 4), now=0.0)
+        worker = fleet.scheduler.hello(fleet.served, Introduction(address(1), (MODEL,), 4), now=0.0)
         assert worker is not None
         with pytest.raises(NoReadyWorker):
             fleet.arrive(X)
-        assert fleet.scheduler.report(fleet.lane, worker, ready(), now=0.1) == []
+        assert fleet.scheduler.report(fleet.served, worker, ready(), now=0.1) == []
         assert decided(fleet.arrive(X)) == (address(1),)
 
     def test_after_a_restart_the_first_pick_goes_to_the_warm_worker(self) -> None:
@@ -110,8 +110,8 @@ class TestStart:
         fleet = Fleet(workers=4)
         for number, worker in enumerate(fleet.workers):
             prompt = prompt_keys(text_blocks(number, 100))
-            fleet.scheduler.snapshot(fleet.lane, worker, snapshot(prompt.keys), now=0.0)
-            fleet.scheduler.report(fleet.lane, worker, ready(running=5.0), now=0.0)
+            fleet.scheduler.snapshot(fleet.served, worker, snapshot(prompt.keys), now=0.0)
+            fleet.scheduler.report(fleet.served, worker, ready(running=5.0), now=0.0)
         for number in (2, 0, 3, 1):
             assert fleet.picked(prompt_keys(text_blocks(number, 100))) == address(number)
 
@@ -119,7 +119,7 @@ class TestStart:
         """SU1: what runs on the workers is learnt from their reports."""
         fleet = Fleet(workers=2, slots=5)
         for worker in fleet.workers:
-            fleet.scheduler.report(fleet.lane, worker, ready(running=3.0, waiting=1.0), now=0.0)
+            fleet.scheduler.report(fleet.served, worker, ready(running=3.0, waiting=1.0), now=0.0)
         tickets = [fleet.arrive(X) for _ in range(4)]
         assert Counter(decided(each)[0] for each in tickets if each.decision) == {
             address(0): 1,
@@ -129,9 +129,9 @@ class TestStart:
 
     def test_a_full_pool_says_so_to_the_agent(self) -> None:
         some = scheduler(reports={"max_workers": 1})
-        lane = some.lanes[MODEL]
-        assert some.hello(lane, Introduction(address(1), (MODEL,), 0), now=0.0) is not None
-        assert some.hello(lane, Introduction(address(2), (MODEL,), 0), now=0.0) is None
+        served = some.models[MODEL]
+        assert some.hello(served, Introduction(address(1), (MODEL,), 0), now=0.0) is not None
+        assert some.hello(served, Introduction(address(2), (MODEL,), 0), now=0.0) is None
 
 
 class TestDecisions:
@@ -184,7 +184,7 @@ class TestCache:
         x, y, z = (text_blocks(seed, 20) for seed in (1, 2, 3))
         for worker, ids in zip(fleet.workers, (x, y), strict=True):
             made = snapshot(prompt_keys(ids).keys)
-            fleet.scheduler.snapshot(fleet.lane, worker, made, now=0.0)
+            fleet.scheduler.snapshot(fleet.served, worker, made, now=0.0)
         assert fleet.picked(prompt_keys(y + x)) == address(1)
         assert fleet.picked(prompt_keys(x + y)) == address(0)
         ticket = fleet.arrive(prompt_keys(z + x))
@@ -197,10 +197,10 @@ class TestCache:
         for seed in range(40):
             fleet = Fleet(workers=2, seed=seed)
             worker = fleet.workers[0]
-            fleet.scheduler.snapshot(fleet.lane, worker, snapshot(X.keys), now=0.0)
+            fleet.scheduler.snapshot(fleet.served, worker, snapshot(X.keys), now=0.0)
             assert fleet.picked(X) == address(0)
             cleared = snapshot(epoch=2, sequence=2)
-            fleet.scheduler.snapshot(fleet.lane, worker, cleared, now=1.0)
+            fleet.scheduler.snapshot(fleet.served, worker, cleared, now=1.0)
             first[fleet.picked(X, now=1.0)] += 1
         assert min(first[address(0)], first[address(1)]) > 8
 
@@ -208,8 +208,8 @@ class TestCache:
         fleet = Fleet(workers=2)
         for number, worker in enumerate(fleet.workers):
             made = snapshot(X.keys[:5] if number == 0 else None)
-            fleet.scheduler.snapshot(fleet.lane, worker, made, now=0.0)
-        fleet.scheduler.delta(fleet.lane, fleet.workers[1], delta(X.keys), now=0.0)
+            fleet.scheduler.snapshot(fleet.served, worker, made, now=0.0)
+        fleet.scheduler.delta(fleet.served, fleet.workers[1], delta(X.keys), now=0.0)
         assert fleet.picked(X) == address(1)
 
 
@@ -229,10 +229,10 @@ class TestQueue:
     def test_full_workers_keep_requests_waiting_until_a_report_frees_a_slot(self) -> None:
         fleet = Fleet(workers=1, slots=2)
         worker = fleet.workers[0]
-        fleet.scheduler.report(fleet.lane, worker, ready(running=2.0), now=0.0)
+        fleet.scheduler.report(fleet.served, worker, ready(running=2.0), now=0.0)
         ticket = fleet.arrive(X)
         assert ticket.decision is None
-        assert fleet.scheduler.report(fleet.lane, worker, ready(running=1.0), now=1.0) == [ticket]
+        assert fleet.scheduler.report(fleet.served, worker, ready(running=1.0), now=1.0) == [ticket]
         assert decided(ticket) == (address(0),)
 
     def test_a_full_queue_refuses(self) -> None:
@@ -276,7 +276,7 @@ class TestQueue:
     def test_when_the_last_worker_goes_nobody_waits_in_vain(self) -> None:
         fleet = Fleet(workers=1, slots=1)
         running, *waiting = [fleet.arrive() for _ in range(3)]
-        woken = fleet.scheduler.report(fleet.lane, fleet.workers[0], GONE, now=1.0)
+        woken = fleet.scheduler.report(fleet.served, fleet.workers[0], GONE, now=1.0)
         assert woken == waiting
         assert all(isinstance(each.refusal, NoReadyWorker) for each in waiting)
         fleet.scheduler.finish(running, 2.0)
@@ -374,7 +374,7 @@ class TestStaleReports:
         fleet = Fleet(workers=3)
         fleet.pool.credit(fleet.workers[0], X.keys)
         for worker in fleet.workers[1:]:
-            fleet.scheduler.report(fleet.lane, worker, ready(running=20.0), now=5.0)
+            fleet.scheduler.report(fleet.served, worker, ready(running=20.0), now=5.0)
         tickets = [fleet.arrive(X, now=5.0) for _ in range(100)]
         assert set(spread(fleet, tickets)) == {address(1), address(2)}
         assert {decided(each)[-1] for each in tickets} == {address(0)}
@@ -388,7 +388,7 @@ class TestStaleReports:
     def test_load_rises_between_reports(self) -> None:
         """LD3: in-flight requests are added to the last report."""
         fleet = Fleet(workers=2)
-        fleet.scheduler.report(fleet.lane, fleet.workers[1], ready(running=10.0), now=0.0)
+        fleet.scheduler.report(fleet.served, fleet.workers[1], ready(running=10.0), now=0.0)
         assert sorted(spread(fleet, [fleet.arrive() for _ in range(30)]).values()) == [10, 20]
 
 
@@ -432,7 +432,7 @@ class TestResponses:
         columns = [fleet.pool.workers[each].column for each in endpoints]
         assert suspects[columns].tolist() == [True, True, False]
         for worker in fleet.workers:
-            fleet.scheduler.report(fleet.lane, worker, ready(), now=2.0)
+            fleet.scheduler.report(fleet.served, worker, ready(), now=2.0)
         assert fleet.pool.table.last_resort(2.9)[columns].any()
         assert not fleet.pool.table.last_resort(3.0)[columns].any()
 
@@ -462,7 +462,7 @@ class TestResponses:
         ticket = fleet.arrive(X)
         first, second = decided(ticket)
         other = fleet.pool.workers[second]
-        fleet.scheduler.report(fleet.lane, other, ready(), now=10.0)
+        fleet.scheduler.report(fleet.served, other, ready(), now=10.0)
         fleet.scheduler.tick(16.0)
         assert first not in fleet.pool.workers
         fleet.scheduler.response_started(ticket, second, 2, 16.0)
@@ -481,10 +481,10 @@ class TestResponses:
         """RT1."""
         fleet = Fleet()
         worker = fleet.scheduler.hello(
-            fleet.lane, Introduction("[fd00::5]:8000", (MODEL,), 0), now=0.0
+            fleet.served, Introduction("[fd00::5]:8000", (MODEL,), 0), now=0.0
         )
         assert worker is not None
-        fleet.scheduler.report(fleet.lane, worker, ready(), now=0.0)
+        fleet.scheduler.report(fleet.served, worker, ready(), now=0.0)
         assert decided(fleet.arrive(X)) == ("[fd00::5]:8000",)
 
 
@@ -521,7 +521,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now = 0.0
         limits = {"max_concurrency": self.LIMIT, "max_queue": 6, "max_queue_time_s": 20.0}
         self.fleet = Fleet(seed=seed, admission=limits)
-        self.scheduler, self.lane = self.fleet.scheduler, self.fleet.lane
+        self.scheduler, self.served = self.fleet.scheduler, self.fleet.served
         self.tickets: list[Ticket] = []
         self.finished: list[Ticket] = []
         self.queue: list[Ticket] = []
@@ -535,7 +535,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def arrive(self, blocks: int, seed: int, counted: bool) -> None:
         prompts = (prompt_keys(text_blocks(seed, blocks)),)
         what = profile() if counted else pass_through(counted=False)
-        usable = self.lane.pool.table.usable().any()
+        usable = self.served.pool.table.usable().any()
         try:
             ticket = self.fleet.arrive(*prompts, now=self.now, profile=what)
         except NoReadyWorker:
@@ -573,20 +573,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     def speak(self, number: int, foreign: int = 0, is_ready: bool = True) -> None:
         """An agent's hello and report."""
         worker = self.scheduler.hello(
-            self.lane, Introduction(address(number), (MODEL,), self.SLOTS), self.now
+            self.served, Introduction(address(number), (MODEL,), self.SLOTS), self.now
         )
         assert worker is not None
         load = LoadReport(
             WorkerState.READY if is_ready else WorkerState.DOWN, running=float(foreign)
         )
-        self.woken(self.scheduler.report(self.lane, worker, load, self.now))
+        self.woken(self.scheduler.report(self.served, worker, load, self.now))
 
     @rule(number=st.integers(0, 3), seed=st.integers(0, 3), epoch=st.integers(1, 3))
     def digest(self, number: int, seed: int, epoch: int) -> None:
-        worker = self.lane.pool.workers.get(address(number))
+        worker = self.served.pool.workers.get(address(number))
         if worker is not None:
             made = snapshot(prompt_keys(text_blocks(seed, 8)).keys, epoch=epoch)
-            self.scheduler.snapshot(self.lane, worker, made, self.now)
+            self.scheduler.snapshot(self.served, worker, made, self.now)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 4.0, 16.0, 25.0]))
     def tick(self, seconds: float) -> None:
@@ -616,7 +616,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """At routing time the pick had a slot."""
         assert ticket.booking is not None
         column = ticket.booking.worker.column
-        assert self.lane.pool.table.in_flight[column] <= self.SLOTS + self.pages(column)
+        assert self.served.pool.table.in_flight[column] <= self.SLOTS + self.pages(column)
 
     def pages(self, column: int) -> int:
         return sum(
@@ -632,11 +632,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [each for each in self.live() if each not in self.queue]
 
     def holds(self, worker: Worker) -> bool:
-        return self.lane.pool.workers.get(worker.address) is worker
+        return self.served.pool.workers.get(worker.address) is worker
 
     @invariant()
     def counters_are_those_of_live_requests(self) -> None:
-        table = self.lane.pool.table
+        table = self.served.pool.table
         booked = [each.booking for each in self.running() if each.booking is not None]
         held = [each for each in booked if self.holds(each.worker)]
         assert int(table.in_flight.sum()) == len(held)
@@ -653,13 +653,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def the_queue_is_what_waits(self) -> None:
         assert self.fleet.admission.waiting == len(self.queue) <= 6
-        assert list(self.lane.waiting.values()) == self.queue
+        assert list(self.served.waiting.values()) == self.queue
 
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
-        room = self.fleet.admission.running < self.LIMIT and self.lane.pool.table.has_slot().any()
+        room = self.fleet.admission.running < self.LIMIT and self.served.pool.table.has_slot().any()
         assert not (self.queue and room)
-        assert not (self.queue and not self.lane.pool.table.usable().any())
+        assert not (self.queue and not self.served.pool.table.usable().any())
 
     @invariant()
     def a_ticket_has_one_outcome(self) -> None:
@@ -754,16 +754,16 @@ class TestAdapters:
     def test_an_adapter_loaded_at_run_time_finds_its_pool_and_worker(self) -> None:
         fleet = Fleet(workers=2)
         with pytest.raises(ModelNotFound):
-            fleet.scheduler.lane_for(profile(model="lora"))
-        fleet.scheduler.report(fleet.lane, fleet.workers[1], ready(adapters=("lora",)), now=1.0)
-        assert fleet.scheduler.lane_for(profile(model="lora")) is fleet.lane
+            fleet.scheduler.model_for(profile(model="lora"))
+        fleet.scheduler.report(fleet.served, fleet.workers[1], ready(adapters=("lora",)), now=1.0)
+        assert fleet.scheduler.model_for(profile(model="lora")) is fleet.served
         for _ in range(5):
             ticket = fleet.arrive(X, profile=profile(model="lora"))
             assert decided(ticket) == (address(1),)
 
     def test_an_adapter_without_room_does_not_hold_up_others(self) -> None:
         fleet = Fleet(workers=2, slots=1)
-        fleet.scheduler.report(fleet.lane, fleet.workers[0], ready(adapters=("lora",)), now=0.0)
+        fleet.scheduler.report(fleet.served, fleet.workers[0], ready(adapters=("lora",)), now=0.0)
         lora = profile(model="lora")
         running = fleet.arrive(X, profile=lora)
         waiting, behind = (fleet.arrive(X, profile=lora) for _ in range(2))

@@ -44,7 +44,7 @@ def admin_app(
 
     async def workers(_: web.Request) -> web.Response:
         now = clock()
-        pools = {model: _workers(lane.pool, now) for model, lane in scheduler.lanes.items()}
+        pools = {model: _workers(served.pool, now) for model, served in scheduler.models.items()}
         return web.json_response({"policy": scheduler.policy.digest, "pools": pools})
 
     async def drain(request: web.Request) -> web.Response:

@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.scheduler import ModelLane, Scheduler
+from extproc.scheduler import Scheduler, ServedModel
 
 _FAST_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 _SLOW_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -178,59 +178,63 @@ class ModelMetrics:
         child.inc()
 
 
-_Sample = tuple[str, str, Callable[[ModelLane, float], float]]
+_Sample = tuple[str, str, Callable[[ServedModel, float], float]]
 
-_LANE_GAUGES: tuple[_Sample, ...] = (
-    ("kvgate_running_requests", "Leases held.", lambda lane, _: lane.admission.running),
-    ("kvgate_queued_requests", "Requests waiting.", lambda lane, _: lane.admission.waiting),
+_MODEL_GAUGES: tuple[_Sample, ...] = (
+    ("kvgate_running_requests", "Leases held.", lambda served, _: served.admission.running),
+    ("kvgate_queued_requests", "Requests waiting.", lambda served, _: served.admission.waiting),
     (
         "kvgate_queue_oldest_seconds",
         "Wait of the head of the queue.",
-        lambda lane, now: lane.admission.oldest_wait_s(now),
+        lambda served, now: served.admission.oldest_wait_s(now),
     ),
-    ("kvgate_index_bytes", "Memory of the prefix index.", lambda lane, _: lane.pool.index.nbytes),
+    (
+        "kvgate_index_bytes",
+        "Memory of the prefix index.",
+        lambda served, _: served.pool.index.nbytes,
+    ),
     (
         "kvgate_segment_cache_bytes",
         "Token ids kept by text segment.",
-        lambda lane, _: lane.keyer.segment_cache.bytes,
+        lambda served, _: served.keyer.segment_cache.bytes,
     ),
     (
         "kvgate_boundary_cache_bytes",
         "Block keys kept by conversation prefix.",
-        lambda lane, _: lane.keyer.boundary_cache.bytes,
+        lambda served, _: served.keyer.boundary_cache.bytes,
     ),
     (
         "kvgate_exact_keys",
         "1 where the pool has a tokenizer and prompts have exact block keys.",
-        lambda lane, _: float(lane.keyer.exact),
+        lambda served, _: float(served.keyer.exact),
     ),
 )
 
-_LANE_COUNTERS: tuple[_Sample, ...] = (
+_MODEL_COUNTERS: tuple[_Sample, ...] = (
     (
         "kvgate_segment_cache_hits",
         "Text segments found tokenised.",
-        lambda lane, _: lane.keyer.segment_cache.hits,
+        lambda served, _: served.keyer.segment_cache.hits,
     ),
     (
         "kvgate_segment_cache_misses",
         "Text segments tokenised anew.",
-        lambda lane, _: lane.keyer.segment_cache.misses,
+        lambda served, _: served.keyer.segment_cache.misses,
     ),
     (
         "kvgate_segment_cache_evictions",
         "Text segments dropped for room.",
-        lambda lane, _: lane.keyer.segment_cache.evictions,
+        lambda served, _: served.keyer.segment_cache.evictions,
     ),
     (
         "kvgate_boundary_cache_evictions",
         "Conversation prefixes dropped for room.",
-        lambda lane, _: lane.keyer.boundary_cache.evictions,
+        lambda served, _: served.keyer.boundary_cache.evictions,
     ),
     (
         "kvgate_template_failures",
         "Chats that the model's template could not render here.",
-        lambda lane, _: lane.keyer.template_failures,
+        lambda served, _: served.keyer.template_failures,
     ),
 )
 
@@ -242,21 +246,21 @@ class _CoreCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         now = self._clock()
-        lanes = self._scheduler.lanes
-        for name, text, read in _LANE_GAUGES:
+        models = self._scheduler.models
+        for name, text, read in _MODEL_GAUGES:
             gauge = GaugeMetricFamily(name, text, labels=("model",))
-            for model, lane in lanes.items():
-                gauge.add_metric((model,), read(lane, now))
+            for model, served in models.items():
+                gauge.add_metric((model,), read(served, now))
             yield gauge
-        for name, text, read in _LANE_COUNTERS:
+        for name, text, read in _MODEL_COUNTERS:
             counter = CounterMetricFamily(name, text, labels=("model",))
-            for model, lane in lanes.items():
-                counter.add_metric((model,), read(lane, now))
+            for model, served in models.items():
+                counter.add_metric((model,), read(served, now))
             yield counter
-        yield from _worker_gauges(lanes.items(), now)
+        yield from _worker_gauges(models.items(), now)
 
 
-def _worker_gauges(lanes: Iterable[tuple[str, ModelLane]], now: float) -> Iterator[Metric]:
+def _worker_gauges(models: Iterable[tuple[str, ServedModel]], now: float) -> Iterator[Metric]:
     labels = ("model", "worker")
     ready = GaugeMetricFamily("kvgate_worker_ready", "1 while the engine serves.", labels=labels)
     stale = GaugeMetricFamily(
@@ -295,8 +299,8 @@ def _worker_gauges(lanes: Iterable[tuple[str, ModelLane]], now: float) -> Iterat
     overlay = GaugeMetricFamily(
         "kvgate_worker_overlay_keys", "Blocks credited from routing alone.", labels=labels
     )
-    for model, lane in lanes:
-        pool, table = lane.pool, lane.pool.table
+    for model, served in models:
+        pool, table = served.pool, served.pool.table
         last_resort = table.last_resort(now)
         for worker in pool.workers.values():
             at, column = (model, worker.address), worker.column

@@ -10,7 +10,7 @@ import httpx
 
 from tests.support.system import MODEL
 
-_WORDS = ("cache", "token", "model", "block", "worker", "prefix", "queue", "lane", "digest")
+_WORDS = ("cache", "token", "model", "block", "worker", "prefix", "queue", "served", "digest")
 
 
 def text(words: int, seed: int) -> str:

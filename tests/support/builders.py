@@ -18,7 +18,7 @@ from extproc.fleet.pool import Pool
 from extproc.fleet.worker import Introduction, LoadReport, Worker, WorkerState
 from extproc.policy import Policy, PoolPolicy, ReportPolicy, TokenizationPolicy, parse_policy
 from extproc.request.profile import ChatPrompt, Endpoint, Prompt, RequestProfile
-from extproc.scheduler import ModelLane, Scheduler, Ticket
+from extproc.scheduler import Scheduler, ServedModel, Ticket
 from extproc.tokens.blocks import Keys, block_keys, root_key
 from extproc.tokens.keyer import PromptKeyer, PromptKeys
 from extproc.tokens.template import ChatTemplate
@@ -203,15 +203,15 @@ class Fleet:
 
     def __init__(self, *, workers: int = 0, slots: int = 0, seed: int = 1, **pool: Any) -> None:
         self.scheduler = scheduler(pool_policy(**pool), seed=seed)
-        self.lane: ModelLane = self.scheduler.lanes[MODEL]
-        self.pool = self.lane.pool
-        self.admission = self.lane.admission
+        self.served: ServedModel = self.scheduler.models[MODEL]
+        self.pool = self.served.pool
+        self.admission = self.served.admission
         self.workers = [join(self.pool, number, slots=slots) for number in range(workers)]
 
     def arrive(
         self, *prompts: PromptKeys, now: float = 0.0, profile: RequestProfile | None = None
     ) -> Ticket:
-        return self.scheduler.arrive(self.lane, profile or _CHAT, prompts, now)
+        return self.scheduler.arrive(self.served, profile or _CHAT, prompts, now)
 
     def picked(self, *prompts: PromptKeys, now: float = 0.0) -> str:
         """Address of the worker that gets a request which ends at once."""
@@ -229,7 +229,7 @@ class Fleet:
     def idle(self) -> bool:
         """Nothing runs, waits or is booked."""
         table = self.pool.table
-        counts = (self.admission.running, self.admission.waiting, len(self.lane.waiting))
+        counts = (self.admission.running, self.admission.waiting, len(self.served.waiting))
         return (
             not any(counts)
             and not table.in_flight.any()
