@@ -9,7 +9,7 @@ VLLM_READY := $(VLLM_VENV)/.ready
 VLLM_INDEX ?=
 ENGINE ?= simulator
 # The pure core: everything that decides, branch coverage 100%.
-CORE := extproc/errors.py,extproc/policy/*,extproc/scheduler.py,extproc/stream.py,extproc/replies.py,extproc/request/*,extproc/tokens/*,extproc/cache/*,extproc/fleet/*,extproc/admission/*,extproc/routing/*
+CORE := extproc/errors.py,extproc/policy/*,extproc/decision/*,extproc/scheduler.py,extproc/stream.py,extproc/replies.py,extproc/request/*,extproc/tokens/*,extproc/cache/*,extproc/fleet/*,extproc/admission/*,extproc/routing/*
 
 .DEFAULT_GOAL := help
 .PHONY: help run test check lint types unit vllm test-vllm bench bench-smoke proto proto-check envoy docs lock clean
@@ -86,7 +86,7 @@ docs: $(READY) ## Write docs/policy.md and docs/metrics.md from the code
 	$(BIN)/kvgate reference docs
 
 lock: $(READY) ## Refresh requirements.lock from pyproject.toml
-	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+	$(BIN)/uv pip compile pyproject.toml --extra dev --extra bench --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --quiet -o requirements.lock
 
 clean: ## Remove everything that make made

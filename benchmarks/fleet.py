@@ -17,8 +17,9 @@ import numpy as np
 from benchmarks.chats import MODEL
 from extproc.cache.digest import HASH_NAME, WIRE_VERSION, BlockDigest
 from extproc.cache.feed import Snapshot
+from extproc.decision.ticket import ServedModel
 from extproc.policy import Policy, PoolPolicy
-from extproc.scheduler import Scheduler, ServedModel
+from extproc.scheduler import Scheduler
 from extproc.server import build_keyer
 from extproc.tokens.blocks import Keys
 from extproc.tokens.keyer import PromptKeyer

@@ -24,11 +24,12 @@ import yaml
 from rich.progress import Progress
 
 from benchmarks.chats import MODEL
+from benchmarks.cluster import without_processor
 from benchmarks.http_load import Order, Result, Workload
 from benchmarks.machine import machine_facts
 from benchmarks.report import RESULTS, console, median, percentile, print_table, write_json
 from benchmarks.rig import HOST, Running, Usage, cores, free_ports, running
-from extproc.envoy_config import EnvoySettings, bootstrap, envoy_binary, to_yaml
+from extproc.envoy_config import EnvoySettings, envoy_binary, write
 from workers.simulator.model import make_model_dir
 
 ALONE, BARE, KVGATE = "Envoy alone", "bare processor", "kvgate"
@@ -141,7 +142,10 @@ def _arm(name: str, workers: tuple[str, ...], folder: Path, core: int | None) ->
             processor = stack.enter_context(running(name.split()[0], command, folder, core))
             processor.wait_for_port(processor_port)
         config = folder / f"envoy-{listen_port}.yaml"
-        config.write_text(_envoy_yaml(envoy, with_processor=processor is not None))
+        if processor is None:
+            config.write_text(yaml.safe_dump(without_processor(envoy)))
+        else:
+            write(envoy, config)
         options = ("--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning")
         command = (str(envoy_binary()), *options, "-c", str(config))
         proxy = stack.enter_context(running(f"envoy-{listen_port}", command, folder, core))
@@ -171,20 +175,6 @@ def _processor_command(
 
 def _module(name: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-m", f"benchmarks.{name}", *arguments)
-
-
-def _envoy_yaml(settings: EnvoySettings, *, with_processor: bool) -> str:
-    """kvgate's own configuration of Envoy, or the same without the external processor."""
-    config = to_yaml(bootstrap(settings))
-    if with_processor:
-        return config
-    data = yaml.safe_load(config)
-    resources = data["static_resources"]
-    resources["clusters"] = [each for each in resources["clusters"] if each["name"] != "kvgate"]
-    network_filter = resources["listeners"][0]["filter_chains"][0]["filters"][0]
-    manager = network_filter["typed_config"]
-    manager["http_filters"] = manager["http_filters"][-1:]
-    return yaml.safe_dump(data)
 
 
 # Measuring

@@ -43,7 +43,17 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:
-    """Write a result; missing folders are made."""
+    """Write a result, NaN as null; missing folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(_with_nulls(result), indent=2, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
     console.print(f"written: {path}", soft_wrap=True, markup=False)
+
+
+def _with_nulls(value: Any) -> Any:
+    """The same with None for NaN, which JSON lacks."""
+    if isinstance(value, dict):
+        return {name: _with_nulls(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_nulls(each) for each in value]
+    return None if isinstance(value, float) and value != value else value

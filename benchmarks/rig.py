@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,12 @@ class Running:
         fields = (proc / "stat").read_text().rpartition(") ")[2].split()
         ticks = int(fields[11]) + int(fields[12])
         return Usage(ticks / _TICKS_PER_S, sum(map(_switches, proc.glob("task/*/status"))))
+
+    def peak_bytes(self) -> int:
+        """Most memory that it has held so far."""
+        status = Path("/proc", str(self.process.pid), "status").read_text()
+        [peak] = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+        return int(peak.split()[1]) * 1024
 
     def wait_for_port(self, port: int) -> None:
         """Return when something accepts on the port.
@@ -96,8 +102,11 @@ def running(
     core: int | None = None,
     *,
     talks: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
     """Start a process, on one core if given; stop it whatever happens.
+
+    ``environment`` is added to ours.
 
     What it says goes to a log in ``folder``, but for the answers of one that ``talks``: its
     standard input and output are for ``ask``.
@@ -110,6 +119,7 @@ def running(
             stdout=subprocess.PIPE if talks else said,
             stderr=said,
             text=True,
+            env={**os.environ, **(environment or {})},
             preexec_fn=_before_exec(core),
         )
         try:

@@ -6,49 +6,27 @@ Reads Envoy's messages, asks the core, sends the answers in order. However the s
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import grpc
+import msgspec
 
-from extproc.cold_text import ColdText
-from extproc.errors import InternalFault, Refusal, ShuttingDown
-from extproc.policy import Policy
+from extproc.decision.ticket import Decision, Ticket
+from extproc.desk import Desk, shutting_down
+from extproc.errors import InternalFault, Refusal
+from extproc.fleet.worker import engine_error
 from extproc.replies import ProcessingResponse
+from extproc.request.limits import replace_model, shorten_output
 from extproc.request.profile import RequestProfile
 from extproc.request.reader import read_request
-from extproc.scheduler import Decision, Scheduler, ServedModel, Ticket
 from extproc.stream import Arrived, ProtocolViolation, RequestStream, ResponseStarted
-from extproc.telemetry.metrics import OTHER_MODEL, Metrics
+from extproc.telemetry.metrics import OTHER_MODEL
 
 logger = logging.getLogger("kvgate.requests")
 
 Context: TypeAlias = grpc.aio.ServicerContext
 _NO_ENDPOINT = "none"
-
-
-@dataclass(slots=True)
-class Desk:
-    """What all calls of a scheduler share. ``clock``: monotonic seconds."""
-
-    scheduler: Scheduler
-    policy: Policy
-    metrics: Metrics
-    cold_text: ColdText
-    clock: Callable[[], float]
-    access_log: bool = False
-    closing: bool = False
-    waiters: dict[Ticket, asyncio.Future[None]] = field(default_factory=dict)
-
-    def wake(self, tickets: list[Ticket]) -> None:
-        """Tell the calls of these tickets that their wait is over."""
-        for ticket in tickets:
-            waiter = self.waiters.pop(ticket, None)
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
 
 
 class Call:
@@ -67,7 +45,10 @@ class Call:
     def __init__(self, desk: Desk, context: Context) -> None:
         self._desk = desk
         self._context = context
-        self._stream = RequestStream(desk.policy.requests.max_body_bytes)
+        identities = desk.identities
+        self._stream = RequestStream(
+            desk.policy.requests.max_body_bytes, identities.headers, identities.metadata_paths
+        )
         self._profile: RequestProfile | None = None
         self._ticket: Ticket | None = None
         self._status = 0
@@ -94,13 +75,13 @@ class Call:
                 self._count(step.refusal.code)
             for answer in answers:
                 await context.write(answer)
-            if stream.refused:
+            if stream.replied:
                 return
 
     async def leave(self) -> None:
         """The scheduler stops: an undecided request is refused, others are left to Envoy."""
         if self._ticket is not None and self._ticket.decision is None:
-            refusal = _shutting_down()
+            refusal = shutting_down()
             self._count(refusal.code)
             self._ticket.refusal = refusal
             for answer in self._stream.refuse(refusal):
@@ -113,15 +94,13 @@ class Call:
             return
         if ticket.decision is None and ticket.refusal is None:
             self._count("client_gone")
-        desk.waiters.pop(ticket, None)
-        now = desk.clock()
-        desk.wake(desk.scheduler.finish(ticket, now))
+        desk.finish(ticket)
         if desk.access_log:
-            self._log(ticket, now)
+            self._log(ticket, desk.clock())
 
     async def _arrived(self, event: Arrived) -> list[ProcessingResponse]:
         try:
-            return self._stream.answer(await self._decide(event))
+            return await self._decide(event)
         except Refusal as refusal:
             self._count(refusal.code)
             return self._stream.refuse(refusal)
@@ -131,44 +110,34 @@ class Call:
             self._count(fault.code)
             return self._stream.refuse(fault)
 
-    async def _decide(self, event: Arrived) -> Decision:
-        """The decision, once it is this request's turn.
+    async def _decide(self, event: Arrived) -> list[ProcessingResponse]:
+        """The answer to Envoy, once it is this request's turn.
 
         Raises:
             Refusal: it will not run.
         """
         desk = self._desk
         if desk.closing:
-            raise _shutting_down()
-        began_at = desk.clock()
-        profile = read_request(event.headers, event.body, desk.policy.requests)
+            raise shutting_down()
+        identity = desk.identities.read(event.headers, event.metadata)
+        profile = read_request(event.headers, event.body, desk.policy.requests, identity)
         self._profile = profile
-        served = desk.scheduler.model_for(profile)
-        prompts = await desk.cold_text.keys(served.keyer, profile)
-        now = desk.clock()
-        ticket = self._ticket = desk.scheduler.arrive(served, profile, prompts, now)
-        metrics = desk.metrics.of(served.pool.policy.model)
-        metrics.decision_s.observe(desk.clock() - began_at)
-        while ticket.decision is None:
-            if ticket.refusal is not None:
-                raise ticket.refusal
-            waiter = asyncio.get_running_loop().create_future()
-            desk.waiters[ticket] = waiter
-            await waiter
-        decision = ticket.decision
+        if identity.dry_run:
+            estimate = await desk.estimate(profile)
+            self._count("dry_run")
+            return self._stream.reply(200, msgspec.json.encode(estimate))
+        ticket = self._ticket = await desk.arrive(profile)
+        decision = await desk.turn(ticket)
         self._count("allowed")
-        metrics.queue_wait_s.observe(decision.queue_wait_s)
-        metrics.prompt_tokens.inc(decision.prompt_tokens)
-        metrics.cached_tokens.inc(decision.cached_tokens)
-        return decision
+        return self._stream.answer(decision, _degraded_body(event, profile, decision))
 
     def _response_started(self, event: ResponseStarted) -> list[ProcessingResponse]:
         desk, ticket = self._desk, self._ticket
         if ticket is None or ticket.decision is None:
             raise ProtocolViolation("response_headers before a decision")
         now = desk.clock()
-        desk.wake(desk.scheduler.response_started(ticket, event.served_by, event.attempts, now))
-        metrics = desk.metrics.of(ticket.served.pool.policy.model)
+        desk.wake(_started(desk, ticket, event, now))
+        metrics = desk.metrics.of(ticket.served.name)
         metrics.ttft_s.observe(now - ticket.arrived_at)
         metrics.count_response(event.status)
         if event.attempts > 1:
@@ -180,8 +149,7 @@ class Call:
 
     def _count(self, outcome: str) -> None:
         """Count how admission ended, by as much as is known of the request."""
-        served: ServedModel | None = self._ticket.served if self._ticket else None
-        model = served.pool.policy.model if served else OTHER_MODEL
+        model = self._ticket.served.name if self._ticket else OTHER_MODEL
         endpoint = self._profile.endpoint.value if self._profile else _NO_ENDPOINT
         self._desk.metrics.of(model).count_request(endpoint, outcome)
 
@@ -189,29 +157,54 @@ class Call:
         decision = ticket.decision
         facts = {
             "id": ticket.id,
-            "model": ticket.served.pool.policy.model,
+            "model": ticket.served.name,
             "endpoint": ticket.profile.endpoint.value,
             "worker": ticket.served_by or (decision.endpoints[0] if decision else "-"),
             "cached": decision.cached_tokens if decision else 0,
             "prompt": decision.prompt_tokens if decision else 0,
             "queue_ms": round(1000 * decision.queue_wait_s) if decision else 0,
             "status": self._status or (ticket.refusal.code if ticket.refusal else "gone"),
+            "tenant": ticket.profile.identity.tenant,
+            "lane": decision.lane if decision else ticket.profile.identity.lane,
+            "degraded": ", ".join(ticket.steps) or "-",
+            "shadow": ticket.shadow or "-",
+            "reason": (ticket.refusal.reason if ticket.refusal else None) or "-",
             "engine_error": self._engine_error or "-",
             "ms": round(1000 * (now - ticket.arrived_at)),
         }
         logger.info("request", extra={"facts": facts})
 
 
-def _shutting_down() -> ShuttingDown:
-    return ShuttingDown("This scheduler is shutting down.", retry_after_s=1.0)
+def _started(desk: Desk, ticket: Ticket, event: ResponseStarted, now: float) -> list[Ticket]:
+    error = engine_error(event.engine_error)
+    return desk.scheduler.response_started(
+        ticket, event.served_by, event.attempts, now, status=event.status, error=error
+    )
+
+
+def _degraded_body(event: Arrived, profile: RequestProfile, decision: Decision) -> bytes | None:
+    """The body that a degraded request sends in place of the client's; None changes nothing."""
+    if event.body is None:
+        return None
+    body = event.body
+    if decision.max_output_tokens is not None:
+        body = shorten_output(body, profile.endpoint, decision.max_output_tokens)
+    if decision.model is not None:
+        body = replace_model(body, decision.model)
+    return None if body is event.body else body
 
 
 def _client_headers(ticket: Ticket, decision: Decision, shown: bool) -> list[tuple[str, str]]:
     if not shown:
         return []
-    return [
+    headers = [
         ("x-kvgate-worker", ticket.served_by or decision.endpoints[0]),
         ("x-kvgate-cached-tokens", str(decision.cached_tokens)),
         ("x-kvgate-queue-ms", str(round(1000 * decision.queue_wait_s))),
         ("x-kvgate-decision-id", decision.id),
     ]
+    if decision.lane:
+        headers.append(("x-kvgate-lane", decision.lane))
+    if decision.degraded:
+        headers.append(("x-kvgate-degraded", ", ".join(decision.degraded)))
+    return headers

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
+from benchmarks.cli import bench
 from extproc.errors import KvgateError, PolicyError
 from extproc.policy import Policy, load_policy
 from extproc.telemetry.logs import LogFormat, set_up_logging
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="KV-cache-aware admission and routing for vLLM behind Envoy.",
 )
+app.add_typer(bench, name="bench")
 
 START_FAILED = 3
 """Exit status of a process that could not start, so that supervisors stop restarting it."""

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from extproc.cache.feed import Delta, Snapshot
+from extproc.decision.ticket import ServedModel, Ticket
 from extproc.errors import DigestError
 from extproc.fleet.worker import (
     EngineError,
@@ -28,7 +29,7 @@ from extproc.fleet.worker import (
 )
 from extproc.generated.kvgate.v1 import agent_pb2
 from extproc.policy import ReportPolicy, normal_address
-from extproc.scheduler import Scheduler, ServedModel, Ticket
+from extproc.scheduler import Scheduler
 from extproc.telemetry.metrics import Metrics
 
 logger = logging.getLogger("kvgate.control")
@@ -184,7 +185,7 @@ class FleetService:
         self, served: ServedModel, worker: Worker, outcome: Outcome, now: float
     ) -> None:
         self._metrics.of(served.pool.policy.model).count_outcome(outcome.error.value)
-        self._wake(self._scheduler.outcome(worker, outcome, now))
+        self._wake(self._scheduler.outcome(served, worker, outcome, now))
 
     def _take(
         self, served: ServedModel, worker: Worker, message: agent_pb2.AgentMessage
@@ -203,7 +204,7 @@ class FleetService:
                     self._take_outcome(served, worker, _outcome(outcome), now)
             elif kind == "hot":
                 pairs = zip(message.hot.keys, message.hot.counts, strict=False)
-                worker.hot_prefixes = tuple(islice(pairs, _MAX_HOT_PREFIXES))
+                served.pool.take_hot(worker, tuple(islice(pairs, _MAX_HOT_PREFIXES)))
             elif kind == "snapshot":
                 self._scheduler.snapshot(
                     served, worker, _snapshot(message.snapshot), now, _tier(message.snapshot.tier)
@@ -236,6 +237,7 @@ def _load(load: agent_pb2.Load) -> LoadReport:
         running=_gauge(load, "running"),
         waiting=_gauge(load, "waiting"),
         kv_usage=_gauge(load, "kv_usage"),
+        kv_blocks=load.kv_blocks if load.HasField("kv_blocks") else None,
         age_s=max(0.0, load.age_s) if math.isfinite(load.age_s) else math.inf,
         leases=frozenset(load.in_flight_leases) if load.leases_known else None,
         adapters=tuple(name[:_MAX_NAME_CHARS] for name in load.adapters[:_MAX_ADAPTERS]),

@@ -55,7 +55,8 @@ from extproc.policy import normal_address, parse_address
 BodyMode: TypeAlias = Literal["full_duplex", "buffered"]
 
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
-INTERNAL_PREFIX = "x-kvgate-"
+STRIPPED_PREFIXES = ("x-kvgate-", "x-llm-d-", "x-gateway-inference-")
+"""Headers that steer kvgate, by its own names and by the Endpoint Picker's conventions."""
 PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 DEFAULT_WORKERS = ("127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003")
 
@@ -108,8 +109,17 @@ class EnvoySettings:
     """Idle worker connections close after this; less than the worker's own (vLLM: 5 s)."""
     retries: int = 2
     """Further workers tried before any response header has come."""
-    client_headers: tuple[str, ...] = ("x-kvgate-dry-run",)
-    """``x-kvgate-`` headers that clients may send; all others are removed."""
+    client_headers: tuple[str, ...] = (
+        "x-kvgate-dry-run",
+        "x-kvgate-lane",
+        "x-kvgate-deadline-ms",
+        "x-kvgate-ttft-budget-ms",
+        "x-kvgate-max-queue-ms",
+    )
+    """Headers with a stripped prefix that clients may send all the same; who may send
+    ``x-kvgate-tenant`` chooses their tenant, where the policy reads it."""
+    metadata_namespaces: tuple[str, ...] = ("envoy.filters.http.jwt_authn",)
+    """Dynamic metadata of earlier filters that kvgate is shown, for tenants and classes."""
     access_log: bool = False
     """One JSON line a request on stdout; it never holds a body or a query."""
 
@@ -124,8 +134,8 @@ class EnvoySettings:
             if not 0 < getattr(self, name) < 65_536:
                 raise EnvoyConfigError(f"{name}: {getattr(self, name)} is not a port")
         for header in self.client_headers:
-            if not re.fullmatch(INTERNAL_PREFIX + "[a-z0-9-]+", header):
-                raise EnvoyConfigError(f"client_headers: {header!r} is not {INTERNAL_PREFIX}name")
+            if not re.fullmatch(f"({'|'.join(STRIPPED_PREFIXES)})[a-z0-9-]+", header):
+                raise EnvoyConfigError(f"client_headers: {header!r} has no stripped prefix")
         if self.stream_idle_timeout_s <= self.queue_time_s:
             raise EnvoyConfigError(
                 f"stream_idle_timeout_s: {self.stream_idle_timeout_s:g} ends requests that are "
@@ -266,13 +276,10 @@ def _strip_client_headers(settings: EnvoySettings) -> core.TypedExtensionConfig:
     Envoy has lower-cased the names by then, and removes every copy of a header. It believes
     ``x-envoy-`` time limits and retries of any client on loopback, whatever its own settings.
     """
-    names = [name.removeprefix(INTERNAL_PREFIX) for name in settings.client_headers]
-    pattern = INTERNAL_PREFIX + _anything_but(names)
-    regex = matcher.RegexMatcher(regex=pattern)
     stripped = [
         matcher.StringMatcher(prefix="x-envoy-"),
         matcher.StringMatcher(prefix=DESTINATION_HEADER),
-        matcher.StringMatcher(safe_regex=regex),
+        *(_all_but(settings.client_headers, prefix) for prefix in STRIPPED_PREFIXES),
     ]
     mutations = [
         mutation.HeaderMutation(
@@ -283,6 +290,14 @@ def _strip_client_headers(settings: EnvoySettings) -> core.TypedExtensionConfig:
     return core.TypedExtensionConfig(
         name="envoy.http.early_header_mutation.header_mutation",
         typed_config=PackedAny.pack(early.HeaderMutation(mutations=mutations)),
+    )
+
+
+def _all_but(kept: Iterable[str], prefix: str) -> matcher.StringMatcher:
+    """Every header name with this prefix that is not in ``kept``."""
+    names = [name.removeprefix(prefix) for name in kept if name.startswith(prefix)]
+    return matcher.StringMatcher(
+        safe_regex=matcher.RegexMatcher(regex=prefix + _anything_but(names))
     )
 
 
@@ -381,7 +396,9 @@ def _processor(settings: EnvoySettings) -> ext_proc.ExternalProcessor:
         response_attributes=["upstream.address", "upstream.request_attempt_count"],
         message_timeout=_seconds(settings.message_timeout_s),
         metadata_options=ext_proc.MetadataOptions(
-            forwarding_namespaces=_namespaces("envoy.lb.subset_hint"),
+            forwarding_namespaces=_namespaces(
+                "envoy.lb.subset_hint", *settings.metadata_namespaces
+            ),
             receiving_namespaces=_namespaces("envoy.lb"),
         ),
         # Envoy's own answer is 500: a client library then thinks its request is at fault.

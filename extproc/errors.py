@@ -23,7 +23,11 @@ class DigestError(KvgateError):
 
 
 class Refusal(KvgateError):
-    """A typed no. ``retry_after_s`` is set where waiting that long may help."""
+    """A typed no.
+
+    ``retry_after_s`` is set where waiting that long may help; ``reason`` names what was
+    missing, ``quota:<rule>`` or ``capacity:<pool>``, where admission refused.
+    """
 
     http_status: ClassVar[int]
     code: ClassVar[str]
@@ -31,12 +35,18 @@ class Refusal(KvgateError):
     retryable: ClassVar[bool] = False
 
     def __init__(
-        self, message: str, *, param: str | None = None, retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.reason = reason
 
 
 class BadRequest(Refusal):
@@ -64,6 +74,20 @@ class MissingModel(BadRequest):
     code = "missing_model"
 
 
+class InvalidIdentity(BadRequest):
+    """A header about tenant, lane or times is wrong; ``param`` names it."""
+
+    code = "invalid_identity"
+
+
+class UnknownTenant(Refusal):
+    """The policy serves known tenants only, and this is none."""
+
+    http_status = 401
+    code = "unknown_tenant"
+    error_type = "invalid_request_error"
+
+
 class ModelNotFound(Refusal):
     """No pool serves this model."""
 
@@ -88,8 +112,16 @@ class Contended(Refusal):
     retryable = True
 
 
+class QuotaTooSmall(Refusal):
+    """The request alone is larger than a quota's tokens in flight: it could never run."""
+
+    http_status = 413
+    code = "quota_too_small"
+    error_type = "rate_limit_error"
+
+
 class QueueFull(Contended):
-    """The pool's queue has no room."""
+    """There is no room to run, and none to wait."""
 
     code = "queue_full"
 
@@ -98,6 +130,18 @@ class QueueTimeout(Contended):
     """The request waited its whole allowed time."""
 
     code = "queue_timeout"
+
+
+class WouldWait(Contended):
+    """There is no room to run, and the request said that it does not wait."""
+
+    code = "would_wait"
+
+
+class DeadlineUnreachable(Contended):
+    """The expected wait is longer than the request's deadline or TTFT budget allows."""
+
+    code = "deadline_unreachable"
 
 
 class Unavailable(Refusal):
@@ -132,10 +176,15 @@ REFUSALS: tuple[type[Refusal], ...] = (
     InvalidJson,
     InvalidRequest,
     MissingModel,
+    InvalidIdentity,
+    UnknownTenant,
     ModelNotFound,
     BodyTooLarge,
+    QuotaTooSmall,
     QueueFull,
     QueueTimeout,
+    WouldWait,
+    DeadlineUnreachable,
     NoReadyWorker,
     ShuttingDown,
     InternalFault,

@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 
-from extproc.call import Call, Context, Desk
+from extproc.call import Call, Context
+from extproc.desk import Desk
 from extproc.replies import ProcessingRequest, ProcessingResponse
 from extproc.stream import ProtocolViolation
 

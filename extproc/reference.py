@@ -1,6 +1,7 @@
-"""Reference pages written from the code: ``docs/policy.md`` and ``docs/metrics.md``.
+"""Reference pages written from the code: the policy, metrics and refusals of ``docs/``.
 
-A field's docstring and a metric's help text are the only place where they are explained.
+A field's docstring, a metric's help text and a refusal's docstring are the only place where
+they are explained.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from prometheus_client.metrics_core import Metric
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from extproc.errors import REFUSALS, Refusal
 from extproc.policy import Policy, parse_policy
+from extproc.replies import REASON, REFUSAL, refusal_headers
 from extproc.scheduler import Scheduler
 from extproc.server import build_keyer
 from extproc.telemetry.metrics import Metrics
@@ -71,8 +74,30 @@ def metrics_reference() -> str:
     return "\n".join(lines) + "\n"
 
 
+def refusals_reference() -> str:
+    """The refusals page in Markdown."""
+    lines = [
+        "# Refusals",
+        "",
+        _NOTE,
+        "",
+        "Every no of kvgate's, in OpenAI's error shape: `message`, `type`, `param` (the field or",
+        f"header at fault, where there is one) and `code`. The code is also the header `{REFUSAL}`",
+        "and the metric label `outcome`; Envoy's access log has it as `kvgate_<code>`. Where",
+        f"admission refused, `{REASON}` names what was missing: `quota:<rule>` or",
+        "`capacity:<pool>`. Retrying helps where the header says how long to wait first, in",
+        "seconds and in milliseconds, from the measured drain rate; client libraries heed both,",
+        "and `x-should-retry: false` as well.",
+        "",
+        "| code | status | type | retry helps | headers | meaning |",
+        "|---|---|---|---|---|---|",
+    ]
+    return "\n".join([*lines, *map(_refusal_row, REFUSALS)]) + "\n"
+
+
 def write_references(folder: Path) -> None:
-    """Write both pages into a folder."""
+    """Write all pages into a folder."""
+    (folder / "refusals.md").write_text(refusals_reference(), encoding="utf-8")
     (folder / "policy.md").write_text(policy_reference(), encoding="utf-8")
     (folder / "metrics.md").write_text(metrics_reference(), encoding="utf-8")
 
@@ -110,14 +135,31 @@ def _row(name: str, field: FieldInfo) -> str:
         default = "required"
     elif isinstance(field.default, BaseModel):
         default = "see below"
-    elif field.default in (None, (), ""):
+    elif field.default_factory is not None or field.default in (None, (), ""):
         default = "none"
     else:
         default = f"`{_yaml(field.default)}`"
     return f"| `{name}` | {default} | {_one_line(field.description)} |"
 
 
+def _refusal_row(kind: type[Refusal]) -> str:
+    headers = [
+        f"`{name}`" if kind.retryable else f"`{name}: {value}`"
+        for name, value in refusal_headers(kind(""))
+        if name != REFUSAL
+    ]
+    meaning = _one_line(kind.__doc__).replace("``", "`")
+    retry = "yes" if kind.retryable else "no"
+    cells = (f"`{kind.code}`", kind.http_status, f"`{kind.error_type}`", retry)
+    return f"| {' | '.join(map(str, cells))} | {', '.join(headers)} | {meaning} |"
+
+
 def _yaml(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        given = [name for name in type(value).model_fields if name in value.model_fields_set]
+        return f"{{{', '.join(f'{name}: {_yaml(getattr(value, name))}' for name in given)}}}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_yaml, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

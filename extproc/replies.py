@@ -33,6 +33,17 @@ MAX_PIECE_BYTES = 62_000
 DESTINATION = "x-gateway-destination-endpoint"
 METADATA_NAMESPACE = "envoy.lb"
 LEASE = "x-kvgate-lease"
+REFUSAL = "x-kvgate-refusal"
+"""Code of a refusal."""
+
+REASON = "x-kvgate-reason"
+"""What admission found missing."""
+
+DEFAULT_RETRY_AFTER_S = 1.0
+"""Told with a retryable refusal that knows no better time."""
+
+_UNAUTHORIZED = 401
+
 ENGINE_ERROR = "x-kvgate-engine-error"
 """How the worker's middleware marks error answers; for kvgate and Envoy, not for clients."""
 
@@ -54,10 +65,13 @@ def continue_headers() -> ProcessingResponse:
 
 
 def buffered_body_answer(
-    headers: Iterable[tuple[str, str]], destination: str
+    headers: Iterable[tuple[str, str]], destination: str, body: bytes | None = None
 ) -> ProcessingResponse:
-    """Answer a buffered body: headers as in :func:`headers_answer`, the body untouched."""
-    reply = ProcessingResponse(request_body=BodyResponse(response=_set(headers, destination)))
+    """Answer a buffered body: headers as in :func:`headers_answer`, and another body if given."""
+    response = _set(headers, destination)
+    if body is not None:
+        response.body_mutation.body = body
+    reply = ProcessingResponse(request_body=BodyResponse(response=response))
     _set_destination_metadata(reply, destination)
     return reply
 
@@ -105,19 +119,45 @@ def response_trailers_answer() -> ProcessingResponse:
 
 def refusal_answer(refusal: Refusal, decision_id: str | None = None) -> ProcessingResponse:
     """A complete answer to the client: status, reason headers, OpenAI-shaped body."""
-    headers = [("content-type", "application/json"), ("x-kvgate-refusal", refusal.code)]
+    headers = refusal_headers(refusal)
     if decision_id is not None:
         headers.append(("x-kvgate-decision-id", decision_id))
-    if refusal.retry_after_s is not None:
-        headers.append(("retry-after", str(max(1, math.ceil(refusal.retry_after_s)))))
-        headers.append(("retry-after-ms", str(round(refusal.retry_after_s * 1000))))
-    if not refusal.retryable:
+    return _immediate(refusal.http_status, error_body(refusal), headers, refusal.code)
+
+
+def refusal_headers(refusal: Refusal) -> list[tuple[str, str]]:
+    """What a refusal's headers say: why, and whether and when to try again."""
+    headers = [(REFUSAL, refusal.code)]
+    if refusal.reason is not None:
+        headers.append((REASON, refusal.reason))
+    if refusal.retryable:
+        wait_s = DEFAULT_RETRY_AFTER_S if refusal.retry_after_s is None else refusal.retry_after_s
+        headers.append(("retry-after", str(max(1, math.ceil(wait_s)))))
+        headers.append(("retry-after-ms", str(round(wait_s * 1000))))
+    else:
         headers.append(("x-should-retry", "false"))
+    if refusal.http_status == _UNAUTHORIZED:
+        # HTTP wants to be told by which scheme the caller could do better.
+        headers.append(("www-authenticate", "Bearer"))
+    return headers
+
+
+def json_answer(
+    status: int, body: bytes, headers: Iterable[tuple[str, str]] = ()
+) -> ProcessingResponse:
+    """A complete answer to the client that is no refusal: a dry run's decision."""
+    return _immediate(status, body, headers, "answered")
+
+
+def _immediate(
+    status: int, body: bytes, headers: Iterable[tuple[str, str]], details: str
+) -> ProcessingResponse:
+    options = [_option(*header) for header in (("content-type", "application/json"), *headers)]
     answer = ImmediateResponse(
-        status=HttpStatus(code=refusal.http_status),
-        headers=HeaderMutation(set_headers=[_option(*header) for header in headers]),
-        body=error_body(refusal),
-        details=f"kvgate_{refusal.code}",
+        status=HttpStatus(code=status),
+        headers=HeaderMutation(set_headers=options),
+        body=body,
+        details=f"kvgate_{details}",
     )
     return ProcessingResponse(immediate_response=answer)
 

@@ -8,113 +8,42 @@ in the server and under virtual time.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 
 from extproc.admission.controller import AdmissionController
-from extproc.admission.lease import Lease
+from extproc.admission.demand import Demand
+from extproc.admission.work import WorkEstimator
 from extproc.cache.feed import Delta, Snapshot
-from extproc.errors import ModelNotFound, NoReadyWorker, Refusal
-from extproc.fleet.pool import Pool
-from extproc.fleet.worker import (
-    Booking,
-    EngineError,
-    Introduction,
-    LoadReport,
-    Outcome,
-    Tier,
-    Worker,
+from extproc.decision.estimate import Estimate, estimate_of
+from extproc.decision.leases import LeaseWatch
+from extproc.decision.room import Room
+from extproc.decision.signals import pool_signals
+from extproc.decision.ticket import Decision, Freed, ServedModel, ServeInstead, Ticket
+from extproc.errors import (
+    Contended,
+    ModelNotFound,
+    NoReadyWorker,
+    PolicyError,
+    QuotaTooSmall,
+    Refusal,
 )
-from extproc.policy import Policy
+from extproc.fleet.pool import Pool
+from extproc.fleet.worker import EngineError, Introduction, LoadReport, Outcome, Tier, Worker
+from extproc.policy import DegradeStep, Policy
 from extproc.request.profile import Endpoint, RequestProfile
-from extproc.routing.picker import Picker
-from extproc.routing.router import Route, route
+from extproc.routing.router import Asked, Route, Router
 from extproc.tokens.keyer import PromptKeyer, PromptKeys
 
 _RETRY_NO_WORKER_S = 1.0
+_SCALING_PACE_S = 1.0
+_MAX_RECENT = 8_192
+"""Ended requests whose outcome may still come from the engine's side."""
 _RETRIED_ELSEWHERE = frozenset(
     {EngineError.QUEUE_FULL, EngineError.ENGINE_DEAD, EngineError.SHUTTING_DOWN}
 )
 """Errors that Envoy's retries answer: before the first token the request goes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Where a request goes, and why that is expected to be good.
-
-    ``endpoints`` is ordered, best first; Envoy's retries walk it.
-    """
-
-    id: str
-    endpoints: tuple[str, ...]
-    cached_tokens: int
-    prompt_tokens: int
-    queue_wait_s: float
-
-
-class Ticket:
-    """One request from arrival to end. Exactly one of ``decision``, ``refusal`` is set in
-    the end; both None means that it waits."""
-
-    __slots__ = (
-        "arrived_at",
-        "booking",
-        "decision",
-        "ended",
-        "id",
-        "lease",
-        "outcome",
-        "profile",
-        "prompts",
-        "refusal",
-        "served",
-        "served_by",
-        "started_at",
-    )
-
-    def __init__(
-        self,
-        ticket_id: str,
-        served: ServedModel,
-        profile: RequestProfile,
-        prompts: Sequence[PromptKeys],
-        now: float,
-    ) -> None:
-        self.id = ticket_id
-        self.served = served
-        self.profile = profile
-        self.prompts = prompts
-        self.arrived_at = now
-        self.started_at: float | None = None
-        self.lease: Lease | None = None
-        self.booking: Booking | None = None
-        self.decision: Decision | None = None
-        self.refusal: Refusal | None = None
-        self.outcome: Outcome | None = None
-        self.served_by: str | None = None
-        self.ended = False
-
-
-class ServedModel:
-    """One pool with its admission and its way from prompts to keys."""
-
-    def __init__(self, pool: Pool, admission: AdmissionController, keyer: PromptKeyer) -> None:
-        self.pool = pool
-        self.admission = admission
-        self.keyer = keyer
-        self.waiting: dict[str, Ticket] = {}
-
-    def has_capacity(self) -> Callable[[str], bool]:
-        """Whether a worker has room for a waiting request; good until something is booked."""
-        by_model: dict[str | None, bool] = {}
-
-        def check(ticket_id: str) -> bool:
-            model = self.waiting[ticket_id].profile.model
-            if model not in by_model:
-                by_model[model] = bool(self.pool.has_slot(model).any())
-            return by_model[model]
-
-        return check
+_FIXED_BY_START = ("pools", "requests", "tokenization", "identity", "tenants", "tenant_classes")
 
 
 class Scheduler:
@@ -131,19 +60,22 @@ class Scheduler:
     ) -> None:
         self.policy = policy
         self._rng = rng
-        self._picker = Picker(rng)
         self.models: dict[str, ServedModel] = {}
+        self.admission = AdmissionController(policy.admission, policy.pools, now)
+        self.work = WorkEstimator(policy.admission.default_output_tokens)
+        self.leases = LeaseWatch(policy.admission.leases)
         self._tickets: dict[str, Ticket] = {}
+        self._recent: OrderedDict[str, Ticket] = OrderedDict()
         self._by_name: dict[str, ServedModel] = {}
+        self._scaled_at = now
         for pool_policy in policy.pools:
-            served = ServedModel(
-                Pool(pool_policy, policy.reports, now),
-                AdmissionController(pool_policy.admission),
-                keyers[pool_policy.model],
-            )
+            pool = Pool(pool_policy, policy.reports, now)
+            served = ServedModel(pool, Router(pool, rng), keyers[pool_policy.model])
             self.models[pool_policy.model] = served
             for name in pool_policy.names:
                 self._by_name[name] = served
+
+    # -- which pool ---------------------------------------------------------------------
 
     def model_for(self, profile: RequestProfile) -> ServedModel:
         """The pool that must serve a request.
@@ -171,36 +103,57 @@ class Scheduler:
         """The pool of a worker that serves these models."""
         return next((self._by_name[name] for name in models if name in self._by_name), None)
 
+    # -- a request's life ---------------------------------------------------------------
+
     def arrive(
         self,
         served: ServedModel,
         profile: RequestProfile,
         prompts: Sequence[PromptKeys],
         now: float,
+        *,
+        arrived_at: float | None = None,
+        steps: Sequence[str] = (),
+        renewable: bool = False,
     ) -> Ticket:
         """Admit and route a request, or let it wait.
 
+        Args:
+            arrived_at: when its last byte came, if that was before now.
+            steps: degrade steps that were taken before it came here.
+            renewable: its holder keeps no stream open and renews it instead.
+
         Raises:
-            NoReadyWorker, QueueFull: it can neither run nor wait.
+            Refusal: it can neither run nor wait.
+            ServeInstead: it may be tried with another model.
         """
-        ticket = Ticket(f"{self._rng.getrandbits(64):016x}", served, profile, prompts, now)
+        ticket = self._ticket(served, profile, prompts, now if arrived_at is None else arrived_at)
+        ticket.steps.extend(steps)
+        ticket.renewable = renewable
         pool, model = served.pool, profile.model
-        has_capacity = bool(pool.has_slot(model).any())
-        if not has_capacity and not pool.usable(model).any():
+        if not pool.usable(model).any():
             raise _no_worker()
         if not profile.counted:
-            self._route(ticket, now)
+            self._route(ticket, self._best_route(ticket, now, needs_slot=False), now)
             return ticket
-        ticket.lease = served.admission.admit(ticket.id, now, has_capacity=has_capacity)
+        has_slot = bool(pool.has_slot(model).any())
+        route = self._best_route(ticket, now, needs_slot=has_slot)
+        ticket.demand = self._demand(ticket, route.uncached_tokens, now)
+        self._admit(ticket, now)
         self._tickets[ticket.id] = ticket
-        if ticket.lease is None:
-            served.waiting[ticket.id] = ticket
-        else:
-            self._route(ticket, now)
+        if ticket.lease is not None:
+            self._route(ticket, route, now)
         return ticket
 
     def response_started(
-        self, ticket: Ticket, served_by: str | None, attempts: int, now: float
+        self,
+        ticket: Ticket,
+        served_by: str | None,
+        attempts: int,
+        now: float,
+        *,
+        status: int = 200,
+        error: EngineError | None = None,
     ) -> list[Ticket]:
         """Response headers came, from ``served_by`` if known, after ``attempts`` tries.
 
@@ -212,38 +165,83 @@ class Scheduler:
         ticket.started_at = now
         ticket.served_by = served_by or ticket.decision.endpoints[0]
         pool = ticket.served.pool
-        pool.first_token(ticket.booking)
         for address in ticket.decision.endpoints[: max(0, attempts - 1)]:
             failed = pool.workers.get(address)
             if failed is not None and address != served_by:
                 pool.suspect(failed, now)
-        self._rebook(ticket, served_by)
-        return self._dispatch(ticket.served, now)
+        self._rebook(ticket, served_by, now)
+        pool.response_started(ticket.booking, now, status=status, error=error)
+        if status < 400 and ticket.demand is not None:
+            ticket.served.level.first_token(now - ticket.arrived_at, self._budget_s(ticket), now)
+        return self._dispatch(now)
 
     def finish(self, ticket: Ticket, now: float) -> list[Ticket]:
         """The request is over, however it ended; a second call does nothing."""
         if ticket.ended:
             return []
         ticket.ended = True
-        served = ticket.served
         self._tickets.pop(ticket.id, None)
-        if served.waiting.pop(ticket.id, None) is not None:
-            served.admission.leave(ticket.id)
-        return self._release(ticket, now)
+        if ticket.demand is not None:
+            self.admission.leave(ticket.demand, now)
+        if ticket.lease is not None and not ticket.settled:
+            self._recent[ticket.id] = ticket
+            if len(self._recent) > _MAX_RECENT:
+                self._recent.popitem(last=False)
+        if self._met_budgets(ticket):
+            ticket.served.level.ended_well(now)
+        return self._free(ticket, Freed.ENDED, now)
 
-    def outcome(self, worker: Worker, outcome: Outcome, now: float) -> list[Ticket]:
+    def outcome(
+        self, served: ServedModel, worker: Worker, outcome: Outcome, now: float
+    ) -> list[Ticket]:
         """An engine has finished a request: what it held is free, whatever Envoy still says.
 
-        An outcome of a worker that does not hold the request changes nothing: Envoy took it
-        elsewhere after that worker failed.
+        An outcome of a worker that does not hold the request changes nothing there: Envoy
+        took it elsewhere after that worker failed.
         """
-        ticket = self._tickets.get(outcome.lease)
+        served.pool.outcome(worker, outcome, now)
+        recent = self._recent.pop(outcome.lease, None)
+        ticket = recent or self._tickets.get(outcome.lease)
         if ticket is None or ticket.booking is None or ticket.booking.worker is not worker:
             return []
         ticket.outcome = outcome
         if outcome.error in _RETRIED_ELSEWHERE and ticket.started_at is None:
             return []
-        return self._release(ticket, now)
+        self._settle(ticket, outcome)
+        return [] if recent is not None else self._free(ticket, Freed.ENDED, now)
+
+    def renew(self, ticket_id: str, now: float) -> bool:
+        """A holder of the Scheduler API is still there; False if the lease has ended."""
+        ticket = self._tickets.get(ticket_id)
+        if ticket is not None:
+            ticket.renewed_at = now
+        return ticket is not None
+
+    def ticket(self, ticket_id: str) -> Ticket | None:
+        """A request that waits or runs."""
+        return self._tickets.get(ticket_id)
+
+    def estimate(
+        self,
+        served: ServedModel,
+        profile: RequestProfile,
+        prompts: Sequence[PromptKeys],
+        now: float,
+    ) -> Estimate:
+        """What would be decided now, without deciding it.
+
+        Raises:
+            NoReadyWorker: nobody could serve it.
+        """
+        if not served.pool.usable(profile.model).any():
+            raise _no_worker()
+        ticket = self._ticket(served, profile, prompts, now)
+        route = self._best_route(ticket, now, needs_slot=False)
+        demand = self._demand(ticket, route.uncached_tokens, now)
+        room = Room(served.pool, now)
+        return estimate_of(self.admission, served.pool, demand, route, room, now)
+
+    # -- workers ------------------------------------------------------------------------
 
     def hello(self, served: ServedModel, hello: Introduction, now: float) -> Worker | None:
         """An agent's stream begins; None when the pool is full."""
@@ -252,9 +250,11 @@ class Scheduler:
     def report(
         self, served: ServedModel, worker: Worker, load: LoadReport, now: float
     ) -> list[Ticket]:
-        """A worker's load."""
+        """A worker's load and the requests that run on it."""
         served.pool.report(worker, load, now)
-        return self._dispatch(served, now)
+        if load.leases is not None:
+            self._free_all(self.leases.listed(worker.address, load.leases, now), now)
+        return self._dispatch(now)
 
     def snapshot(
         self,
@@ -286,68 +286,234 @@ class Scheduler:
         """
         served.pool.delta(worker, delta, now, tier)
 
+    # -- time and change ----------------------------------------------------------------
+
     def tick(self, now: float) -> list[Ticket]:
-        """What time alone changes: expiry, lost workers, ageing credit."""
-        woken: list[Ticket] = []
+        """What time alone changes: expiry, promotion, lost workers, silent leases."""
         for served in self.models.values():
-            served.pool.tick(now)
-            woken += self._dispatch(served, now)
-        return woken
+            for worker in served.pool.tick(now):
+                self._free_all(self.leases.worker_lost(worker.address), now)
+        self._free_all(self.leases.silent(now), now)
+        self.admission.tick(now)
+        if now - self._scaled_at >= _SCALING_PACE_S:
+            self._scaled_at = now
+            self._update_desires(now)
+        return self._dispatch(now)
 
-    def _dispatch(self, served: ServedModel, now: float) -> list[Ticket]:
+    def reload(self, policy: Policy, now: float) -> list[Ticket]:
+        """Go on under another policy; what runs and waits is kept.
+
+        Raises:
+            PolicyError: it changes what only a restart can change; nothing was changed.
+        """
+        for name in _FIXED_BY_START:
+            if _without_admission(policy, name) != _without_admission(self.policy, name):
+                raise PolicyError(f"{name}: changes need a restart (limits of pools do not)")
+        self.policy = policy
+        for pool_policy in policy.pools:
+            self.models[pool_policy.model].pool.policy = pool_policy
+        self.work.default_output_tokens = policy.admission.default_output_tokens
+        self.leases.policy = policy.admission.leases
+        self.admission.reload(policy.admission, policy.pools, now)
+        return self._dispatch(now)
+
+    def _update_desires(self, now: float) -> None:
+        if self.policy.rollout.scaling == "off":
+            return
+        for pool_policy in self.policy.pools:
+            served = self.models[pool_policy.model]
+            signals = pool_signals(self.admission, served, now)
+            served.desire = served.desired.update(signals, pool_policy.scaling, now)
+
+    # -- admission ----------------------------------------------------------------------
+
+    def _ticket(
+        self,
+        served: ServedModel,
+        profile: RequestProfile,
+        prompts: Sequence[PromptKeys],
+        now: float,
+    ) -> Ticket:
+        return Ticket(f"{self._rng.getrandbits(64):016x}", served, profile, prompts, now)
+
+    def _demand(self, ticket: Ticket, uncached_tokens: int, now: float) -> Demand:
+        profile, served = ticket.profile, ticket.served
+        identity = profile.identity
+        arrived_at = ticket.arrived_at
+        prompt_tokens = sum(prompt.tokens for prompt in ticket.prompts)
+        name = profile.model
+        lane_budget_s = self._lane_budget_s(identity.lane)
+        return Demand(
+            id=ticket.id,
+            pool=served.name,
+            name=name,
+            adapter=name if name and not served.pool.is_base(name) else "",
+            tenant=identity.tenant,
+            tenant_class=identity.tenant_class,
+            lane=identity.lane,
+            weight=self.policy.tenant_weight(identity.tenant, identity.tenant_class),
+            uncached_tokens=uncached_tokens,
+            output_tokens=self._output_tokens(ticket, identity.lane, prompt_tokens),
+            arrived_at=arrived_at,
+            prefill_s=served.pool.prefill_s(uncached_tokens),
+            body_bytes=profile.body_bytes,
+            deadline_at=None if identity.deadline_s is None else arrived_at + identity.deadline_s,
+            ttft_budget_s=identity.ttft_budget_s or lane_budget_s,
+            max_queue_time_s=identity.max_queue_time_s,
+        )
+
+    def _output_tokens(self, ticket: Ticket, lane: str, prompt_tokens: int) -> int:
+        if not ticket.profile.endpoint.generates:
+            return 0
+        cap = ticket.profile.max_output_tokens
+        return self.work.output_tokens(ticket.served.name, lane, prompt_tokens, cap)
+
+    def _admit(self, ticket: Ticket, now: float) -> None:
+        """Give the ticket a lease or a place in the queue, in shadow the lease whatever comes.
+
+        Raises:
+            Refusal, ServeInstead: see :meth:`arrive`.
+        """
+        demand, mode = _demanded(ticket), self.policy.rollout.admission
+        room = Room(ticket.served.pool, now)
+        if mode == "off":
+            ticket.lease = self.admission.bypass(demand, now)
+        elif mode == "on":
+            self._admit_or_degrade(ticket, demand, room, now)
+        else:
+            try:
+                ticket.lease = self.admission.admit(demand, room, now)
+            except Refusal as refusal:
+                ticket.shadow = refusal.code
+            if ticket.lease is None:
+                if self.admission.withdraw(demand, now):
+                    ticket.shadow = "waits"
+                ticket.lease = self.admission.force(demand, now)
+
+    def _admit_or_degrade(self, ticket: Ticket, demand: Demand, room: Room, now: float) -> None:
+        try:
+            ticket.lease = self.admission.admit(demand, room, now)
+            return
+        except (Contended, QuotaTooSmall) as refusal:
+            first = refusal
+        for step in self.admission.degrade_steps(demand, first):
+            if not self._step_down(ticket, demand, step):
+                continue
+            try:
+                ticket.lease = self.admission.admit(demand, room, now)
+                return
+            except (Contended, QuotaTooSmall):
+                continue
+        raise first
+
+    def _step_down(self, ticket: Ticket, demand: Demand, step: DegradeStep) -> bool:
+        """Take one step of a ladder; False if it would change nothing.
+
+        Raises:
+            ServeInstead: the step is another model.
+        """
+        if step.lane is None and not ticket.profile.editable:
+            return False
+        if step.max_output_tokens is not None:
+            cap = ticket.profile.max_output_tokens
+            if cap is not None and cap <= step.max_output_tokens:
+                return False
+            ticket.cap_tokens = step.max_output_tokens
+            demand.output_tokens = min(demand.output_tokens, step.max_output_tokens)
+            ticket.steps.append(f"max_output_tokens={step.max_output_tokens}")
+            return True
+        if step.lane is not None:
+            if step.lane == demand.lane:
+                return False
+            demand.lane = step.lane
+            if ticket.profile.identity.ttft_budget_s is None:
+                demand.ttft_budget_s = self._lane_budget_s(step.lane)
+            ticket.steps.append(f"lane={step.lane}")
+            return True
+        if step.model is None or ticket.changed_model:
+            return False
+        if self._by_name[step.model] is ticket.served:
+            return False
+        raise ServeInstead(step.model, [*ticket.steps, f"model={step.model}"])
+
+    def _dispatch(self, now: float) -> list[Ticket]:
         """Run whoever is next while quota and workers have room; who waited too long is refused."""
-        if not served.waiting:
-            return []
-        expired = served.admission.expired(now)
-        woken = [self._refuse(served, ticket_id, refusal) for ticket_id, refusal in expired]
-        table = served.pool.table
-        if not table.usable().any():
-            abandoned = served.admission.abandon()
-            return woken + [self._refuse(served, each, _no_worker()) for each in abandoned]
-        while table.has_slot().any():
-            granted = served.admission.next_waiting(now, served.has_capacity())
-            if granted is None:
-                break
-            ticket = served.waiting.pop(granted[0])
-            ticket.lease = granted[1]
-            self._route(ticket, now)
-            woken.append(ticket)
+        admission = self.admission
+        woken = [self._refuse(demand.id, refusal) for demand, refusal in admission.expired(now)]
+        progress = admission.waiting > 0
+        while progress:
+            progress = False
+            for served in self.models.values():
+                ran = list(self._run_waiting(served, now))
+                woken += ran
+                progress = progress or bool(ran)
         return woken
 
-    def _release(self, ticket: Ticket, now: float) -> list[Ticket]:
-        if ticket.booking is not None:
-            ticket.served.pool.release(ticket.booking)
-        if ticket.lease is not None:
-            ticket.served.admission.release(ticket.lease, now)
-        return self._dispatch(ticket.served, now)
+    def _run_waiting(self, served: ServedModel, now: float) -> Iterator[Ticket]:
+        pool = served.pool
+        while self.admission.pools[served.name].queue:
+            if not pool.table.usable().any():
+                for demand in self.admission.abandon(served.name, now):
+                    yield self._refuse(demand.id, _no_worker())
+                return
+            if not pool.has_any_room():
+                return
+            lease = self.admission.next_waiting(served.name, Room(pool, now), now)
+            if lease is None:
+                return
+            ticket = self._tickets[lease.id]
+            ticket.lease = lease
+            self._route(ticket, self._best_route(ticket, now), now)
+            yield ticket
 
-    def _refuse(self, served: ServedModel, ticket_id: str, refusal: Refusal) -> Ticket:
-        ticket = served.waiting.pop(ticket_id)
-        del self._tickets[ticket_id]
+    def _refuse(self, ticket_id: str, refusal: Refusal) -> Ticket:
+        ticket = self._tickets.pop(ticket_id)
         ticket.refusal = refusal
         ticket.ended = True
         return ticket
 
-    def _route(self, ticket: Ticket, now: float) -> None:
-        """Pick and book in one step."""
-        pool, profile = ticket.served.pool, ticket.profile
-        chosen = route(
-            pool,
-            ticket.prompts,
-            now,
-            self._picker,
+    # -- routing and bookings -----------------------------------------------------------
+
+    def _best_route(self, ticket: Ticket, now: float, *, needs_slot: bool = True) -> Route:
+        profile, demand = ticket.profile, ticket.demand
+        asked = Asked(
             model=profile.model,
-            needs_slot=profile.counted,
+            needs_slot=needs_slot,
+            output_tokens=demand.output_tokens if demand else 0,
         )
-        ticket.booking = pool.book(chosen.columns[0], chosen.uncached_tokens, ticket.id)
+        return ticket.served.router.route(ticket.prompts, now, asked)
+
+    def _route(self, ticket: Ticket, route: Route, now: float) -> None:
+        """Book the first of a route and remember it."""
+        pool, demand = ticket.served.pool, ticket.demand
+        ticket.booking = pool.book(
+            route.columns[0],
+            route.uncached_tokens,
+            ticket.id,
+            demand.output_tokens if demand else 0,
+            cached_tokens=route.cached_tokens,
+            now=now,
+        )
+        ticket.served.router.note(route, now)
         self._credit(ticket, ticket.booking.worker)
-        ticket.decision = _decision(ticket, chosen, now)
+        self.leases.placed(ticket)
+        ticket.decision = Decision(
+            id=ticket.id,
+            endpoints=tuple([pool.worker_at(column).address for column in route.columns]),
+            cached_tokens=route.cached_tokens,
+            prompt_tokens=route.prompt_tokens,
+            queue_wait_s=now - ticket.arrived_at,
+            lane=demand.lane if demand else "",
+            degraded=tuple(ticket.steps),
+            max_output_tokens=ticket.cap_tokens,
+            model=ticket.profile.model if ticket.changed_model else None,
+        )
 
     def _credit(self, ticket: Ticket, worker: Worker) -> None:
         for prompt in ticket.prompts:
             ticket.served.pool.credit(worker, prompt.keys)
 
-    def _rebook(self, ticket: Ticket, served_by: str | None) -> None:
+    def _rebook(self, ticket: Ticket, served_by: str | None, now: float) -> None:
         booking = ticket.booking
         if booking is None or served_by is None or served_by == booking.worker.address:
             return
@@ -355,20 +521,88 @@ class Scheduler:
         worker = pool.workers.get(served_by)
         if worker is None:
             return
+        self.leases.forget(ticket)
         pool.release(booking)
-        ticket.booking = pool.book(worker.column, 0, ticket.id)
+        ticket.booking = pool.book(worker.column, 0, ticket.id, booking.output_tokens, now=now)
         self._credit(ticket, worker)
+        if ticket.lease is not None and not ticket.lease.released:
+            self.leases.placed(ticket)
+
+    # -- ends ---------------------------------------------------------------------------
+
+    def _free(self, ticket: Ticket, why: Freed, now: float) -> list[Ticket]:
+        self._free_all([(ticket, why)], now)
+        return self._dispatch(now)
+
+    def _free_all(self, ended: Sequence[tuple[Ticket, Freed]], now: float) -> None:
+        for ticket, why in ended:
+            self.leases.forget(ticket)
+            if ticket.booking is not None:
+                ticket.served.pool.release(ticket.booking)
+            if ticket.lease is not None and not ticket.lease.released:
+                self.admission.release(ticket.lease, now)
+                self.leases.count(ticket, why)
+            if ticket.renewable:
+                ticket.ended = True
+                self._tickets.pop(ticket.id, None)
+
+    def _settle(self, ticket: Ticket, outcome: Outcome) -> None:
+        """What the request really was, now that the engine has told."""
+        if ticket.settled or ticket.demand is None or ticket.lease is None:
+            return
+        ticket.settled = True
+        output_tokens, prompt_tokens = outcome.output_tokens, outcome.prompt_tokens
+        if output_tokens is None or outcome.status >= 400:
+            return
+        demand = ticket.demand
+        expected = sum(prompt.tokens for prompt in ticket.prompts)
+        if outcome.error is EngineError.NONE:
+            lane = ticket.profile.identity.lane
+            self.work.observe(demand.pool, lane, expected, output_tokens)
+        uncached = demand.uncached_tokens
+        if prompt_tokens is not None and outcome.cached_tokens is not None:
+            uncached = max(0, prompt_tokens - outcome.cached_tokens)
+        self.admission.settle(ticket.lease, uncached + output_tokens)
+
+    def _met_budgets(self, ticket: Ticket) -> bool:
+        """Whether a request counts as goodput: first token and pace within their budgets."""
+        if ticket.started_at is None or ticket.demand is None:
+            return False
+        budget_s = self._budget_s(ticket)
+        if budget_s is not None and ticket.started_at - ticket.arrived_at > budget_s:
+            return False
+        outcome = ticket.outcome
+        if outcome is None:
+            return True
+        if outcome.status >= 400 or outcome.error not in (EngineError.NONE, EngineError.UNKNOWN):
+            return False
+        lane = self.admission.lane_policy(ticket.demand.lane)
+        pace_s = lane.tpot_budget_s if lane else None
+        if pace_s is None or outcome.ttft_s is None or (outcome.output_tokens or 0) < 2:
+            return True
+        return (outcome.duration_s - outcome.ttft_s) / ((outcome.output_tokens or 2) - 1) <= pace_s
+
+    def _budget_s(self, ticket: Ticket) -> float | None:
+        return ticket.demand.ttft_budget_s if ticket.demand else None
+
+    def _lane_budget_s(self, name: str) -> float | None:
+        lane = self.admission.lane_policy(name)
+        return lane.ttft_budget_s if lane else None
 
 
-def _decision(ticket: Ticket, chosen: Route, now: float) -> Decision:
-    pool = ticket.served.pool
-    return Decision(
-        id=ticket.id,
-        endpoints=tuple(pool.worker_at(column).address for column in chosen.columns),
-        cached_tokens=chosen.cached_tokens,
-        prompt_tokens=chosen.prompt_tokens,
-        queue_wait_s=now - ticket.arrived_at,
-    )
+def _demanded(ticket: Ticket) -> Demand:
+    if ticket.demand is None:
+        raise AssertionError("a counted request has a demand")
+    return ticket.demand
+
+
+def _without_admission(policy: Policy, name: str) -> object:
+    """A part of a policy as far as a running scheduler cannot change it."""
+    part = getattr(policy, name)
+    if name != "pools":
+        return part
+    changeable = {"admission": None, "scaling": None}
+    return [pool.model_copy(update=changeable) for pool in part]
 
 
 def _no_worker() -> NoReadyWorker:

@@ -22,9 +22,9 @@ from aiohttp import web
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from extproc.admin.http import admin_app
-from extproc.call import Desk
 from extproc.cold_text import ColdText
 from extproc.control import FleetService
+from extproc.desk import Desk
 from extproc.errors import KvgateError, PolicyError
 from extproc.policy import Policy, PoolPolicy
 from extproc.processor import SERVICE, Processor
@@ -110,7 +110,6 @@ class SchedulerServer:
         self._cold_text = ColdText(policy.tokenization, self.metrics.count_unkeyed)
         self._desk = Desk(
             scheduler=self.scheduler,
-            policy=policy,
             metrics=self.metrics,
             cold_text=self._cold_text,
             clock=clock,

@@ -9,24 +9,24 @@ the same machine with another place for the decision.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from google.protobuf.struct_pb2 import Struct
 
 from extproc import replies
+from extproc.decision.ticket import Decision
 from extproc.errors import BodyTooLarge, KvgateError, Refusal
 from extproc.replies import ProcessingRequest, ProcessingResponse
-from extproc.scheduler import Decision
+from extproc.request.identity import MAX_HEADER_CHARS, MetadataPath
 
 _WANTED_HEADERS = frozenset(
     {":path", ":method", "content-type", "content-encoding", "x-request-id"}
 )
 _ATTRIBUTES = "envoy.filters.http.ext_proc"
-_MAX_HEADER_CHARS = 4_096
-"""Headers are cut to this length before anything looks at them."""
-
 _MAX_REQUEST_ID_CHARS = 256
 _MAX_ERROR_CHARS = 32
 
@@ -40,13 +40,15 @@ class ProtocolViolation(KvgateError):
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """The whole request is here: decide, then call ``answer`` or ``refuse``.
+    """The whole request is here: decide, then call ``answer``, ``refuse`` or ``reply``.
 
-    ``body`` is None where Envoy's mode shows a body too late or not at all.
+    ``body`` is None where Envoy's mode shows a body too late or not at all. ``metadata`` has
+    what was asked for and is there: text, numbers and switches, ``()`` for anything else.
     """
 
     headers: Mapping[str, str]
     body: bytes | None
+    metadata: Mapping[MetadataPath, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class _State(Enum):
     DECIDING = auto()
     ANSWERED = auto()
     ENVOY_ANSWERED = auto()
-    REFUSED = auto()
+    REPLIED = auto()
 
 
 class RequestStream:
@@ -82,13 +84,25 @@ class RequestStream:
 
     Args:
         max_body_bytes: a longer request body is refused with 413 as soon as it is seen.
+        identity_headers: headers for the event to carry; one that came twice has its values
+            joined by commas, so that nobody takes the first for the only one.
+        metadata_paths: values of Envoy's filter metadata for the event to carry.
     """
 
-    def __init__(self, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        max_body_bytes: int,
+        identity_headers: Set[str] = frozenset(),
+        metadata_paths: Set[MetadataPath] = frozenset(),
+    ) -> None:
         self._max_body_bytes = max_body_bytes
+        self._identity_headers = identity_headers
+        self._metadata_paths = metadata_paths
         self._state = _State.HEADERS
         self._mode: int = ProcessingMode.FULL_DUPLEX_STREAMED
         self._headers: dict[str, str] = {}
+        self._metadata: dict[MetadataPath, Any] = {}
+        self._request_id = ""
         self._pieces: list[bytes] = []
         self._size = 0
         self._has_body = False
@@ -96,9 +110,9 @@ class RequestStream:
         self._hidden: tuple[str, ...] = ()
 
     @property
-    def refused(self) -> bool:
-        """The client has its refusal: nothing more is to come."""
-        return self._state is _State.REFUSED
+    def replied(self) -> bool:
+        """The client has its whole answer from kvgate: nothing more is to come."""
+        return self._state is _State.REPLIED
 
     def receive(self, message: ProcessingRequest) -> Step:
         """Take Envoy's next message.
@@ -128,21 +142,30 @@ class RequestStream:
                 return Step([replies.response_trailers_answer()])
         raise ProtocolViolation(f"{kind} while {self._state.name}")
 
-    def answer(self, decision: Decision) -> list[ProcessingResponse]:
-        """Everything that Envoy waits for, now that the request has a worker."""
+    def answer(self, decision: Decision, body: bytes | None = None) -> list[ProcessingResponse]:
+        """Everything that Envoy waits for, now that the request has a worker.
+
+        Args:
+            body: what the worker gets in place of the client's body; None leaves that alone.
+
+        Raises:
+            ValueError: kvgate was shown no body that it could replace.
+        """
+        shown = self._has_body and self._mode not in _BODILESS
+        if body is not None and not shown:
+            raise ValueError("there is no body to replace")
         self._state = _State.ANSWERED
         destination = ",".join(decision.endpoints)
         headers = [(replies.LEASE, decision.id)]
-        request_id = self._headers.get("x-request-id", "")
-        if len(request_id) > _MAX_REQUEST_ID_CHARS:
+        if len(self._request_id) > _MAX_REQUEST_ID_CHARS:
             # Engines refuse header fields of some 8 KB; the id is only a label.
-            headers.append(("x-request-id", request_id[:_MAX_REQUEST_ID_CHARS]))
+            headers.append(("x-request-id", self._request_id[:_MAX_REQUEST_ID_CHARS]))
         if self._mode in _BUFFERED and self._has_body:
-            return [replies.buffered_body_answer(headers, destination)]
+            return [replies.buffered_body_answer(headers, destination, body)]
         answers = [replies.headers_answer(headers, destination)]
-        if self._has_body and self._mode not in _BODILESS:
-            body = b"".join(self._pieces)
-            answers += replies.streamed_body(body, ends_stream=not self._ends_with_trailers)
+        if shown:
+            sent = b"".join(self._pieces) if body is None else body
+            answers += replies.streamed_body(sent, ends_stream=not self._ends_with_trailers)
         if self._ends_with_trailers:
             answers.append(replies.request_trailers_answer())
         self._pieces.clear()
@@ -150,18 +173,29 @@ class RequestStream:
 
     def refuse(self, refusal: Refusal, decision_id: str | None = None) -> list[ProcessingResponse]:
         """The client gets this refusal and Envoy ends the stream."""
-        self._state = _State.REFUSED
-        self._pieces.clear()
-        return [replies.refusal_answer(refusal, decision_id)]
+        return self._end(replies.refusal_answer(refusal, decision_id))
+
+    def reply(
+        self, status: int, body: bytes, headers: Iterable[tuple[str, str]] = ()
+    ) -> list[ProcessingResponse]:
+        """The client gets this JSON from kvgate, no worker anything, and Envoy ends the stream."""
+        return self._end(replies.json_answer(status, body, headers))
 
     def answer_response(self, headers: list[tuple[str, str]]) -> list[ProcessingResponse]:
         """Let the response pass, with these headers added."""
         return [replies.response_headers_answer(headers, self._hidden)]
 
+    def _end(self, answer: ProcessingResponse) -> list[ProcessingResponse]:
+        self._state = _State.REPLIED
+        self._pieces.clear()
+        return [answer]
+
     def _on_headers(self, message: ProcessingRequest) -> Step:
         if message.HasField("protocol_config"):
             self._mode = message.protocol_config.request_body_mode
-        self._headers = _wanted(message)
+        self._headers = _wanted(message, self._identity_headers)
+        self._request_id = self._headers.get("x-request-id", "")
+        self._metadata = _metadata(message, self._metadata_paths)
         ends = message.request_headers.end_of_stream
         self._has_body = not ends
         if ends or self._mode in _BODILESS:
@@ -197,19 +231,52 @@ class RequestStream:
             self._pieces = [b"".join(self._pieces)]
         body = self._pieces[0] if self._pieces else b""
         shown = not self._has_body or self._mode not in _BODILESS
-        return Step(event=Arrived(self._headers, body if shown else None))
+        event = Arrived(self._headers, body if shown else None, self._metadata)
+        # The stream lives as long as the response; an API key need not.
+        self._headers, self._metadata = {}, {}
+        return Step(event=event)
 
 
-def _wanted(message: ProcessingRequest) -> dict[str, str]:
-    """The headers that decisions read, first one of each name, undecodable bytes replaced."""
+def _wanted(message: ProcessingRequest, joined: Set[str]) -> dict[str, str]:
+    """The headers that decisions read, undecodable bytes replaced, cut to a bounded length.
+
+    Of a name that comes twice the first counts, or with a name in ``joined`` all do.
+    """
     found: dict[str, str] = {}
     for header in message.request_headers.headers.headers:
         key = header.key.lower()
-        if key in _WANTED_HEADERS and key not in found:
+        again = key in found
+        if key in joined or (key in _WANTED_HEADERS and not again):
             raw = header.raw_value
             value = raw.decode("utf-8", "replace") if raw else header.value
-            found[key] = value[:_MAX_HEADER_CHARS]
+            found[key] = (f"{found[key]},{value}" if again else value)[:MAX_HEADER_CHARS]
     return found
+
+
+def _metadata(message: ProcessingRequest, paths: Set[MetadataPath]) -> dict[MetadataPath, Any]:
+    filters = message.metadata_context.filter_metadata
+    found = {path: _at(filters[path[0]], path[1:]) for path in paths if path[0] in filters}
+    return {path: value for path, value in found.items() if value is not None}
+
+
+def _at(struct: Struct, keys: tuple[str, ...]) -> str | float | bool | tuple[()] | None:
+    """The value below ``keys``: text cut to a bounded length, ``()`` for lists and objects."""
+    *above, last = keys
+    for key in above:
+        if key not in struct.fields:
+            return None
+        struct = struct.fields[key].struct_value
+    if last not in struct.fields:
+        return None
+    value = struct.fields[last]
+    kind = value.WhichOneof("kind")
+    if kind == "string_value":
+        return value.string_value[:MAX_HEADER_CHARS]
+    if kind == "number_value":
+        return value.number_value
+    if kind == "bool_value":
+        return value.bool_value
+    return None if kind in (None, "null_value") else ()
 
 
 def _response_started(message: ProcessingRequest) -> ResponseStarted:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import os
 import socket
 import sys
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ SETTINGS_ERROR = 2
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
 NAME_WIDTH = 10
 DRAIN_POLL_S = 0.1
+MAX_SOCKET_PATH_BYTES = 107
 # A base id of its own lets several Envoys share a machine.
 ENVOY_OPTIONS = ("--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning")
 
@@ -249,6 +251,9 @@ def _prepare(settings: UpSettings, console: Console) -> list[Stage]:
     """Put model, policy and Envoy configuration on disk; what to start with them."""
     if settings.workers < 1:
         raise UpError(f"--workers {settings.workers} is not a positive number")
+    longest = _socket(settings, settings.workers)
+    if len(os.fsencode(longest)) > MAX_SOCKET_PATH_BYTES:
+        raise UpError(f"{longest} is too long a path for a socket; --state-dir moves it")
     envoy = envoy_binary()
     state = settings.state_dir.resolve()
     own_model = state / ("vllm-model/tiny" if settings.engine == "vllm" else "model")
@@ -376,6 +381,7 @@ def _worker(settings: UpSettings, number: int, model_dir: Path) -> Program:
         "--max-num-seqs", settings.max_running,
         "--speedup", settings.speedup,
         "--seed", number,
+        "--socket", _socket(settings, number),
     )  # fmt: skip
 
 
@@ -399,11 +405,11 @@ def _vllm(settings: UpSettings, number: int, model_dir: Path) -> Program:
 
 
 def _socket(settings: UpSettings, number: int) -> Path:
-    return settings.state_dir.resolve() / f"worker-{number + 1}.sock"
+    # As given: an absolute path may be too long for a socket.
+    return settings.state_dir / f"worker-{number + 1}.sock"
 
 
 def _agent(settings: UpSettings, number: int) -> Program:
-    socket_flags = ("--socket", _socket(settings, number)) if settings.engine == "vllm" else ()
     return _python(
         f"agent-{number + 1}",
         "workers.agent",
@@ -412,7 +418,7 @@ def _agent(settings: UpSettings, number: int) -> Program:
         "--kv-replay", f"tcp://{HOST}:{settings.kv_replay_port + number}",
         "--scheduler", f"{HOST}:{settings.control_port}",
         "--max-running", settings.max_running,
-        *socket_flags,
+        "--socket", _socket(settings, number),
     )  # fmt: skip
 
 

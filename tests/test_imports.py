@@ -30,8 +30,10 @@ LAYERS = (
     {"request", "tokens", "cache"},
     {"fleet"},
     {"admission", "routing"},
+    {"decision"},
     {"scheduler"},
     {"replies", "stream", "telemetry", "cold_text"},
+    {"desk"},
     {"call", "processor", "control", "admin"},
     {"server"},
     {"reference"},
@@ -41,7 +43,7 @@ LAYERS = (
 OUTSIDE = {"envoy_config", "supervisor", "up", "generated"}
 """The launcher's modules: they know the errors and the policy, and the cli alone knows them."""
 CORE = {"errors", "policy", "request", "tokens", "cache", "fleet", "admission", "routing",
-        "scheduler", "stream", "replies"}  # fmt: skip
+        "decision", "scheduler", "stream", "replies"}  # fmt: skip
 
 
 def _modules() -> dict[str, ast.Module]:

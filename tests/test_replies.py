@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc import replies
-from extproc.errors import REFUSALS, InvalidRequest, QueueFull, Refusal
+from extproc.errors import REFUSALS, InvalidRequest, QueueFull, Refusal, UnknownTenant
 from extproc.replies import DESTINATION, LEASE, MAX_PIECE_BYTES, ProcessingResponse
 
 WORKERS = "10.0.0.1:8000,[fd00::5]:8000"
@@ -30,9 +30,10 @@ def every_reply() -> dict[str, ProcessingResponse]:
         "response": replies.response_headers_answer(HEADERS),
         "response body": replies.response_body_answer(),
         "response trailers": replies.response_trailers_answer(),
+        "json": replies.json_answer(200, b"{}", [("x-kvgate-decision-id", "abc")]),
     }
     for kind in REFUSALS:
-        refusal = kind("No.", param="p", retry_after_s=1.5)
+        refusal = kind("No.", param="p", retry_after_s=1.5, reason="quota:r")
         made[kind.code] = replies.refusal_answer(refusal, "id")
     return made
 
@@ -103,6 +104,7 @@ class TestKinds:
             ("response body", "response_body"),
             ("response trailers", "response_trailers"),
             ("queue_full", "immediate_response"),
+            ("json", "immediate_response"),
         ],
     )
     def test_each_answers_its_question(self, name: str, kind: str) -> None:
@@ -111,6 +113,21 @@ class TestKinds:
     def test_answers_to_the_response_change_headers_alone(self) -> None:
         assert set_headers(every_reply()["response"]) == {LEASE: "abc", "x-odd": "é?"}
         assert not every_reply()["buffered"].request_body.response.HasField("body_mutation")
+
+    def test_a_buffered_body_is_replaced_whole(self) -> None:
+        for body in (b"", b"{}", b"x" * 200_000):
+            reply = replies.buffered_body_answer(HEADERS, WORKERS, body)
+            mutation = reply.request_body.response.body_mutation
+            assert (mutation.WhichOneof("mutation"), mutation.body) == ("body", body)
+            assert set_headers(reply)[LEASE] == "abc"
+
+    def test_an_answer_of_our_own_is_json_with_the_headers_given(self) -> None:
+        reply = every_reply()["json"]
+        assert reply.immediate_response.status.code == 200
+        assert reply.immediate_response.body == b"{}"
+        assert reply.immediate_response.details == "kvgate_answered"
+        wanted = {"content-type": "application/json", "x-kvgate-decision-id": "abc"}
+        assert set_headers(reply) == wanted
 
 
 class TestStreamedBodies:
@@ -157,8 +174,25 @@ class TestRefusals:
         }
 
     def test_there_is_nothing_else_to_read(self) -> None:
-        assert set(refused(QueueFull("No."))[0]) == {"content-type", "x-kvgate-refusal"}
-        assert refused(InvalidRequest("No."))[0]["x-should-retry"] == "false"
+        common = {"content-type", "x-kvgate-refusal"}
+        assert set(refused(QueueFull("No."))[0]) == common | {"retry-after", "retry-after-ms"}
+        assert set(refused(InvalidRequest("No."))[0]) == common | {"x-should-retry"}
+
+    @pytest.mark.parametrize("kind", REFUSALS, ids=lambda kind: kind.code)
+    def test_a_caller_learns_whether_and_when_to_come_back(self, kind: type[Refusal]) -> None:
+        """TM1: every 429 and 503 says how long, not only the first."""
+        headers, _ = refused(kind("No."))
+        when = (headers.get("retry-after"), headers.get("retry-after-ms"))
+        assert when == (("1", "1000") if kind.retryable else (None, None))
+        assert headers.get("x-should-retry") == (None if kind.retryable else "false")
+        assert kind.retryable is (kind.http_status in (429, 503))
+
+    def test_who_is_not_known_is_told_how_to_be(self) -> None:
+        assert refused(UnknownTenant("No."))[0]["www-authenticate"] == "Bearer"
+
+    def test_what_was_missing_is_told_where_admission_says_it(self) -> None:
+        headers, _ = refused(QueueFull("No.", reason="quota:gold"))
+        assert headers["x-kvgate-reason"] == "quota:gold"
 
     def test_the_decision_id_is_told_where_there_is_one(self) -> None:
         assert refused(QueueFull("No."), "abc")[0]["x-kvgate-decision-id"] == "abc"

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from extproc.decision.ticket import Ticket
 from extproc.errors import ModelNotFound, NoReadyWorker, QueueFull, QueueTimeout
 from extproc.fleet.worker import (
     EngineError,
@@ -19,7 +20,7 @@ from extproc.fleet.worker import (
     WorkerState,
 )
 from extproc.request.profile import Endpoint
-from extproc.scheduler import Scheduler, Ticket
+from extproc.scheduler import Scheduler
 from extproc.tokens.keyer import PromptKeys
 from tests.support.builders import (
     MODEL,
@@ -180,7 +181,7 @@ class TestDecisions:
 class TestCache:
     def test_a_prompt_goes_where_its_beginning_is(self) -> None:
         """CI3: X on A, Y on B: Y+X is B's, X+Y is A's, Z+X has no preference."""
-        fleet = Fleet(workers=2, routing={"running_cost_tokens": 0})
+        fleet = Fleet(workers=2, routing={"weights": {"running": 0}})
         x, y, z = (text_blocks(seed, 20) for seed in (1, 2, 3))
         for worker, ids in zip(fleet.workers, (x, y), strict=True):
             made = snapshot(prompt_keys(ids).keys)
@@ -339,7 +340,7 @@ class TestSpread:
         assert max(counts.values()) <= 1.2 * 60
 
     def test_identical_prompts_without_cache_weight_are_spread_evenly(self) -> None:
-        fleet = Fleet(workers=8, routing={"uncached_weight": 0.0})
+        fleet = Fleet(workers=8, routing={"weights": {"uncached": 0.0}})
         counts = spread(fleet, [fleet.arrive(X) for _ in range(1_000)])
         assert len(counts) == 8
         assert max(counts.values()) <= 1.2 * 125
@@ -637,7 +638,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def counters_are_those_of_live_requests(self) -> None:
         table = self.served.pool.table
-        booked = [each.booking for each in self.running() if each.booking is not None]
+        all_booked = [each.booking for each in self.running() if each.booking is not None]
+        booked = [each for each in all_booked if not each.released]
         held = [each for each in booked if self.holds(each.worker)]
         assert int(table.in_flight.sum()) == len(held)
         pending = sum(each.uncached_tokens for each in held if each.prefilling)
@@ -647,13 +649,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_limit_holds(self) -> None:
-        counted = sum(each.profile.counted for each in self.running())
-        assert self.fleet.admission.running == counted <= self.LIMIT
+        """The leases of a worker that was lost are free, whatever Envoy still says."""
+        leases = [each.lease for each in self.running() if each.lease is not None]
+        held = sum(not lease.released for lease in leases)
+        assert self.fleet.admission.running == held <= self.LIMIT
 
     @invariant()
     def the_queue_is_what_waits(self) -> None:
         assert self.fleet.admission.waiting == len(self.queue) <= 6
-        assert list(self.served.waiting.values()) == self.queue
+        waiting = self.fleet.admission.pools[MODEL].queue
+        assert [demand.id for demand in waiting] == [ticket.id for ticket in self.queue]
 
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
@@ -712,7 +717,9 @@ class TestOutcomes:
         fleet = Fleet(workers=1, slots=1)
         first, second = fleet.arrive(X), fleet.arrive(Y)
         assert second.decision is None
-        woken = fleet.scheduler.outcome(fleet.workers[0], self.outcome(first), now=1.0)
+        woken = fleet.scheduler.outcome(
+            fleet.served, fleet.workers[0], self.outcome(first), now=1.0
+        )
         assert woken == [second]
         assert first.outcome is not None
         assert fleet.scheduler.finish(first, now=2.0) == []
@@ -724,7 +731,7 @@ class TestOutcomes:
         first = fleet.arrive(X)
         assert first.booking is not None
         other = next(w for w in fleet.workers if w is not first.booking.worker)
-        assert fleet.scheduler.outcome(other, self.outcome(first), now=1.0) == []
+        assert fleet.scheduler.outcome(fleet.served, other, self.outcome(first), now=1.0) == []
         assert fleet.admission.running == 1
 
     def test_an_error_that_envoy_retries_keeps_the_lease(self) -> None:
@@ -733,21 +740,23 @@ class TestOutcomes:
         assert first.booking is not None
         failed = first.booking.worker
         dead = self.outcome(first, EngineError.ENGINE_DEAD)
-        fleet.scheduler.outcome(failed, dead, now=1.0)
+        fleet.scheduler.outcome(fleet.served, failed, dead, now=1.0)
         assert fleet.admission.running == 1
         fleet.scheduler.response_started(first, None, 1, now=2.0)
-        fleet.scheduler.outcome(failed, dead, now=3.0)
+        fleet.scheduler.outcome(fleet.served, failed, dead, now=3.0)
         assert fleet.admission.running == 0, "after the first token nothing is retried"
         fleet.scheduler.finish(first, now=4.0)
         assert fleet.idle()
 
-    def test_an_unknown_or_ended_lease_is_no_news(self) -> None:
+    def test_the_engine_may_tell_after_envoy(self) -> None:
         fleet = Fleet(workers=1)
         first = fleet.arrive(X)
         fleet.scheduler.finish(first, now=1.0)
-        assert fleet.scheduler.outcome(fleet.workers[0], self.outcome(first), now=2.0) == []
-        assert first.outcome is None
-        assert fleet.idle()
+        told = self.outcome(first)
+        for _ in range(2):
+            assert fleet.scheduler.outcome(fleet.served, fleet.workers[0], told, now=2.0) == []
+            assert first.outcome is told
+            assert fleet.idle()
 
 
 class TestAdapters:
@@ -769,6 +778,5 @@ class TestAdapters:
         waiting, behind = (fleet.arrive(X, profile=lora) for _ in range(2))
         other = fleet.arrive(Y)
         assert (waiting.decision, behind.decision) == (None, None)
-        assert other.decision is None, "nobody overtakes at the door"
-        assert fleet.scheduler.tick(now=1.0) == [other]
+        assert decided(other)[0] == address(1)
         assert fleet.scheduler.finish(running, now=2.0) == [waiting]

@@ -18,11 +18,12 @@ from google.protobuf.struct_pb2 import Struct
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.decision.ticket import Decision
 from extproc.errors import BodyTooLarge, QueueFull
 from extproc.policy import RequestPolicy
 from extproc.replies import DESTINATION, LEASE, MAX_PIECE_BYTES, ProcessingResponse
+from extproc.request.identity import MAX_HEADER_CHARS
 from extproc.request.reader import read_request
-from extproc.scheduler import Decision
 from extproc.stream import Arrived, ProtocolViolation, RequestStream, ResponseStarted, Step
 from tests.support.builders import Fleet
 from tests.test_replies import set_headers
@@ -36,15 +37,21 @@ PATH = HeaderValue(key=":path", raw_value=b"/v1/chat/completions")
 
 
 def request_headers(
-    *headers: HeaderValue, ends: bool = False, mode: int | None = FULL
+    *headers: HeaderValue,
+    ends: bool = False,
+    mode: int | None = FULL,
+    metadata: dict[str, Any] | None = None,
 ) -> ProcessingRequest:
     config = None if mode is None else ProtocolConfiguration(request_body_mode=mode)  # type: ignore[arg-type]
-    return ProcessingRequest(
+    message = ProcessingRequest(
         request_headers=HttpHeaders(
             headers=HeaderMap(headers=headers or (PATH,)), end_of_stream=ends
         ),
         protocol_config=config,
     )
+    for namespace, fields in (metadata or {}).items():
+        message.metadata_context.filter_metadata[namespace].update(fields)
+    return message
 
 
 def request_body(body: bytes, ends: bool = False) -> ProcessingRequest:
@@ -70,8 +77,9 @@ RESPONSE_TRAILERS = ProcessingRequest(response_trailers=HttpTrailers())
 class Dialogue:
     """A scripted Envoy: messages in, answers out, the decision as soon as it is asked for."""
 
-    def __init__(self, max_body_bytes: int = 10_000_000) -> None:
+    def __init__(self, max_body_bytes: int = 10_000_000, body: bytes | None = None) -> None:
         self.stream = RequestStream(max_body_bytes)
+        self.body = body
         self.answers: list[ProcessingResponse] = []
         self.arrived: Arrived | None = None
         self.started: ResponseStarted | None = None
@@ -83,7 +91,7 @@ class Dialogue:
             if isinstance(step.event, Arrived):
                 assert self.arrived is None, "decided twice"
                 self.arrived = step.event
-                self.answers += self.stream.answer(DECISION)
+                self.answers += self.stream.answer(DECISION, self.body)
             elif step.event is not None:
                 self.started = step.event
         return self
@@ -271,6 +279,105 @@ class TestBodiless:
         )
 
 
+class TestEditedBodies:
+    """The worker gets the body that it is given, in the same dialogue."""
+
+    @pytest.mark.parametrize("size", [0, 1, MAX_PIECE_BYTES, 3 * MAX_PIECE_BYTES + 1])
+    @pytest.mark.parametrize("trailers", [False, True])
+    def test_full_duplex_streams_it_in_place_of_the_clients(
+        self, size: int, trailers: bool
+    ) -> None:
+        body = bytes(range(256)) * (size // 256 + 1)
+        talk = Dialogue(body=body[:size])
+        talk.send(request_headers(), *body_messages([b"the", b"client's"], trailers))
+        assert talk.kinds[0] == "request_headers"
+        assert b"".join(part for part, _ in talk.streamed) == body[:size]
+        ends = [end for _, end in talk.streamed]
+        assert ends == [False] * (len(ends) - 1) + [not trailers]
+        assert (talk.kinds[-1] == "request_trailers") is trailers
+
+    @pytest.mark.parametrize("mode", BUFFERED)
+    @pytest.mark.parametrize("body", [b"", b"other"])
+    def test_buffered_it_replaces_the_clients(self, mode: int, body: bytes) -> None:
+        talk = Dialogue(body=body).send(request_headers(mode=mode), request_body(b"whole", True))
+        mutation = talk.answers[1].request_body.response.body_mutation
+        assert (mutation.WhichOneof("mutation"), mutation.body) == ("body", body)
+        assert set_headers(talk.answers[1])[DESTINATION] == DESTINATIONS
+
+    @pytest.mark.parametrize(
+        ("mode", "ends"), [(FULL, True), (BUFFERED[0], True), *((m, False) for m in BODILESS)]
+    )
+    def test_a_body_that_was_never_seen_cannot_be_replaced(self, mode: int, ends: bool) -> None:
+        stream = RequestStream(100)
+        stream.receive(request_headers(mode=mode, ends=ends))
+        with pytest.raises(ValueError, match="no body to replace"):
+            stream.answer(DECISION, b"{}")
+        assert stream.answer(DECISION)[0].WhichOneof("response") == "request_headers"
+
+
+class TestIdentity:
+    """What tells whose a request is: as much as the policy reads, and in no shape to fool it."""
+
+    PATHS = frozenset({("jwt", "payload", "sub"), ("jwt", "payload", "n"), ("other", "x")})
+
+    def arrived(self, *headers: HeaderValue, **metadata: Any) -> Arrived:
+        stream = RequestStream(10, frozenset({"x-tenant", "authorization"}), self.PATHS)
+        event = stream.receive(request_headers(*headers, ends=True, metadata=metadata)).event
+        assert isinstance(event, Arrived)
+        return event
+
+    def header(self, name: str, *values: str) -> Arrived:
+        return self.arrived(*(HeaderValue(key=name, raw_value=each.encode()) for each in values))
+
+    def test_the_headers_that_were_asked_for_arrive(self) -> None:
+        assert self.header("X-Tenant", "a").headers == {"x-tenant": "a"}
+        assert self.header("x-tenants", "a").headers == {}
+
+    def test_of_two_copies_neither_passes_for_the_only_one(self) -> None:
+        """SE1: whichever of them the gateway has set."""
+        assert self.header("x-tenant", "a", "b").headers == {"x-tenant": "a,b"}
+        assert self.header("x-tenant", "", "b").headers == {"x-tenant": ",b"}
+
+    def test_a_value_is_cut(self) -> None:
+        for values in (["a" * 70_000], ["a" * 8_000, "b" * 8_000]):
+            assert len(self.header("authorization", *values).headers["authorization"]) == (
+                MAX_HEADER_CHARS
+            )
+
+    def test_bytes_that_are_not_utf8_do_not_raise(self) -> None:
+        """PR3: a tenant in the bytes field alone."""
+        found = self.arrived(HeaderValue(key="x-tenant", raw_value=b"café")).headers
+        assert found == {"x-tenant": "caf�"}
+
+    def test_metadata_that_was_asked_for_arrives_and_no_other(self) -> None:
+        payload = {"sub": "acme", "n": 5, "email": "a@b.c"}
+        found = self.arrived(PATH, jwt={"payload": payload}, third={"x": 1}).metadata
+        assert found == {("jwt", "payload", "sub"): "acme", ("jwt", "payload", "n"): 5.0}
+
+    @pytest.mark.parametrize(
+        "metadata",
+        [{}, {"jwt": {}}, {"jwt": {"payload": "x"}}, {"jwt": {"payload": {"sub": None}}},
+         {"jwt": {"payload": {}}}, {"jwt": {"payload": None}}],
+    )  # fmt: skip
+    def test_metadata_may_be_missing_at_any_depth(self, metadata: dict[str, Any]) -> None:
+        assert self.arrived(PATH, **metadata).metadata == {}
+
+    @pytest.mark.parametrize(
+        ("given", "found"),
+        [(True, True), ("", ""), ([1], ()), ({"a": 1}, ()), ("a" * 70_000, "a" * MAX_HEADER_CHARS)],
+    )
+    def test_values_of_any_type_arrive_bounded(self, given: Any, found: Any) -> None:
+        assert self.arrived(PATH, other={"x": given}).metadata == {("other", "x"): found}
+
+    def test_the_stream_keeps_no_key_while_the_response_runs(self) -> None:
+        """SE3."""
+        stream = RequestStream(10, frozenset({"authorization"}), self.PATHS)
+        key = HeaderValue(key="authorization", raw_value=b"SECRET-CANARY")
+        stream.receive(request_headers(key, ends=True, metadata={"other": {"x": "CANARY"}}))
+        stream.answer(DECISION)
+        assert "CANARY" not in repr(vars(stream))
+
+
 class TestHeaders:
     """PR3: incoming values are in the bytes field, or in the text field of older Envoys."""
 
@@ -305,7 +412,7 @@ class TestHeaders:
     def test_a_long_request_id_is_cut(self) -> None:
         """PR5: 64 KiB of it are accepted."""
         found = self.headers(HeaderValue(key="x-request-id", raw_value=b"a" * 65_536))
-        assert found["x-request-id"] == "a" * 4_096
+        assert found["x-request-id"] == "a" * MAX_HEADER_CHARS
 
     def test_a_worker_gets_no_request_id_that_it_would_refuse(self) -> None:
         """PR5: engines take header fields of some 8 KB."""
@@ -345,11 +452,24 @@ class TestRefusing:
         stream = RequestStream(100)
         stream.receive(request_headers())
         stream.receive(request_body(b"x", ends=True))
-        assert not stream.refused
+        assert not stream.replied
         (answer,) = stream.refuse(QueueFull("No."), "id-1")
-        assert stream.refused
+        assert stream.replied
         assert answer.WhichOneof("response") == "immediate_response"
         assert set_headers(answer)["x-kvgate-decision-id"] == "id-1"
+
+    @pytest.mark.parametrize("mode", [FULL, *BUFFERED, *BODILESS])
+    def test_an_answer_of_our_own_is_the_only_one(self, mode: int) -> None:
+        stream = RequestStream(100)
+        stream.receive(request_headers(mode=mode))
+        if mode not in BODILESS:
+            stream.receive(request_body(b"x", ends=True))
+        (answer,) = stream.reply(200, b'{"allow":true}', [("x-kvgate-decision-id", "id-1")])
+        assert stream.replied
+        assert answer.immediate_response.status.code == 200
+        assert answer.immediate_response.body == b'{"allow":true}'
+        assert set_headers(answer)["x-kvgate-decision-id"] == "id-1"
+        assert stream._pieces == []
 
     @pytest.mark.parametrize(
         ("mode", "chunks"),
@@ -383,7 +503,7 @@ class TestRefusing:
         stream = RequestStream(100)
         stream.receive(request_headers(ends=True))
         stream.refuse(QueueFull("No."))
-        with pytest.raises(ProtocolViolation, match="while REFUSED"):
+        with pytest.raises(ProtocolViolation, match="while REPLIED"):
             stream.receive(message)
 
 

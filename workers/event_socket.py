@@ -153,6 +153,8 @@ class EventSocket:
             return
         log.warning("socket for the middleware is gone: making it again")
         self._close()
+        # Until the processes find the new one, nothing is known of their requests.
+        self._table.drop_all()
         try:
             self._open()
         except OSError as error:

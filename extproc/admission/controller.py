@@ -1,126 +1,528 @@
-"""``AdmissionController``: one pool's concurrency limit and its bounded FIFO queue.
+"""``AdmissionController``: whether a request runs now, waits, or is refused, over all pools.
 
-``admit`` answers with a lease or a place in the queue, or raises a refusal; ``release``
-gives a lease back; ``next_waiting`` says who may run now. Whether a worker has room is
-asked of the caller, so that it is always clear which of the two holds a request.
+Quota is taken here, over every matching rule at once; whether a worker has room is asked
+of the caller as the second step, so it is always clear which of the two a request waits
+for. After every call the scheduler asks ``next_waiting`` until nobody can run, so nobody
+waits while quota, capacity and turn allow.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
-from extproc.admission.drain_rate import DrainRate
-from extproc.admission.lease import Lease
-from extproc.errors import QueueFull, QueueTimeout
-from extproc.policy import AdmissionPolicy
+from extproc.admission.demand import Demand, Lease
+from extproc.admission.fair_queue import FairQueue, Verdict
+from extproc.admission.pressure import Pressure
+from extproc.admission.quotas import Block, Counter, QuotaBook, Rule, give_back, take
+from extproc.errors import (
+    Contended,
+    DeadlineUnreachable,
+    QueueFull,
+    QueueTimeout,
+    QuotaTooSmall,
+    Refusal,
+    WouldWait,
+)
+from extproc.policy import AdmissionPolicy, DegradeStep, LanePolicy, PoolPolicy
 
-_SHORTEST_RETRY_S = 1.0
-_LONGEST_RETRY_S = 60.0
+HasRoom = Callable[[Demand], bool]
+
+SHORTEST_RETRY_S = 0.25
+LONGEST_RETRY_S = 60.0
+_BLIND_RETRY_S = 1.0
+"""When nothing was seen yet from which a wait could be told."""
+
+
+@dataclass(slots=True)
+class PoolState:
+    """What admission keeps of one pool."""
+
+    policy: PoolPolicy
+    queue: FairQueue
+    running: int = 0
+    running_tokens: int = 0
+    mean_hold_s: float | None = None
+    waiting_bytes: int = 0
+    claims: list[Counter] = field(default_factory=list)
+
+    def drop_claims(self) -> None:
+        """Nobody is kept room until the next look at the queue."""
+        for counter in self.claims:
+            counter.claimed = False
+        self.claims.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What would be said: ``allow``, ``wait``, or a refusal's code, and the numbers of it."""
+
+    verdict: str
+    reason: str
+    expected_wait_s: float | None
+    retry_after_s: float | None
 
 
 class AdmissionController:
-    """Counts what runs and keeps what waits, in order of arrival.
+    """Leases and queues of every pool.
 
     Attributes:
-        running: leases granted and not yet released.
-        granted, refused_full, refused_timeout, left_queue: totals, for metrics.
+        granted: leases given out, ever.
+        expired_count, left_count: requests whose wait ended without a lease, ever.
     """
 
-    def __init__(self, policy: AdmissionPolicy) -> None:
+    def __init__(self, policy: AdmissionPolicy, pools: Iterable[PoolPolicy], now: float) -> None:
         self.policy = policy
-        self.running = 0
         self.granted = 0
-        self.refused_full = 0
-        self.refused_timeout = 0
-        self.left_queue = 0
-        self._drain_rate = DrainRate()
-        self._queue: OrderedDict[str, float] = OrderedDict()
+        self.expired_count = 0
+        self.left_count = 0
+        self._sequence = 0
+        self._expiries: list[tuple[float, int, Demand]] = []
+        self._leases: dict[str, Lease] = {}
+        self.pools: dict[str, PoolState] = {}
+        self._build(policy, list(pools), now)
 
-    @property
-    def waiting(self) -> int:
-        """Requests in the queue."""
-        return len(self._queue)
+    # -- arrivals ---------------------------------------------------------------------
 
-    def oldest_wait_s(self, now: float) -> float:
-        """How long the head of the queue has waited; 0 when nobody waits."""
-        first = next(iter(self._queue.values()), now)
-        return now - first
-
-    def admit(self, request_id: str, now: float, *, has_capacity: bool) -> Lease | None:
-        """A lease now, or None: the request waits under ``request_id``.
+    def admit(self, demand: Demand, has_room: HasRoom, now: float) -> Lease | None:
+        """A lease now, or None: the request waits.
 
         Raises:
-            QueueFull: it can neither run nor wait.
+            Contended, QuotaTooSmall: it can neither run nor wait.
         """
-        if has_capacity and not self._queue and self._has_quota():
-            return self._grant(request_id, now)
-        if len(self._queue) >= self.policy.max_queue:
-            self.refused_full += 1
-            raise QueueFull(
-                "The model is at capacity and its queue is full.",
-                retry_after_s=self._retry_after_s(now),
-            )
-        self._queue[request_id] = now
+        pool = self.pools[demand.pool]
+        self._prepare(demand, now)
+        self._check_size(demand)
+        elder = self._elder(demand)
+        if elder is not None:
+            demand.blocked_by = elder.blocked_by
+        elif _Gate(pool, has_room, now).check(demand) is Verdict.RUN:
+            return self._grant(demand, now)
+        self._check_wait(demand, now)
+        self._enqueue(demand, now)
         return None
 
-    def next_waiting(
-        self, now: float, has_capacity: Callable[[str], bool]
-    ) -> tuple[str, Lease] | None:
-        """Grant a lease to the first in the queue that a worker has room for."""
-        if not self._has_quota():
+    def force(self, demand: Demand, now: float) -> Lease:
+        """Run whatever the limits say: admission only watches."""
+        self._prepare(demand, now)
+        return self._grant(demand, now)
+
+    def bypass(self, demand: Demand, now: float) -> Lease:
+        """Run it and count it nowhere: admission is off."""
+        demand.counters = ()
+        return self._grant(demand, now)
+
+    def withdraw(self, demand: Demand, now: float) -> bool:
+        """Take it out of the queue as if it had never asked; False if it does not wait."""
+        if demand.waiting:
+            self._dequeue(demand, now)
+            return True
+        return False
+
+    def preview(self, demand: Demand, has_room: HasRoom, now: float) -> Preview:
+        """What :meth:`admit` would say now, changing nothing."""
+        pool = self.pools[demand.pool]
+        self._prepare(demand, now)
+        expected_s = self.expected_wait_s(demand, now)
+        try:
+            self._check_size(demand)
+            elder = self._elder(demand)
+            if elder is not None:
+                demand.blocked_by = elder.blocked_by
+            elif _Gate(pool, has_room, now).check(demand) is Verdict.RUN:
+                return Preview("allow", "", 0.0, None)
+            self._check_wait(demand, now)
+        except Refusal as refusal:
+            return Preview(refusal.code, refusal.reason or "", expected_s, refusal.retry_after_s)
+        return Preview("wait", demand.blocked_by, expected_s, None)
+
+    def next_waiting(self, pool_name: str, has_room: HasRoom, now: float) -> Lease | None:
+        """A lease for whoever is next in a pool's queue, or None when nobody can run."""
+        pool = self.pools[pool_name]
+        pool.drop_claims()
+        demand = pool.queue.candidate(_Gate(pool, has_room, now))
+        if demand is None:
             return None
-        request_id = next(filter(has_capacity, self._queue), None)
-        if request_id is None:
-            return None
-        del self._queue[request_id]
-        return request_id, self._grant(request_id, now)
+        pool.queue.run(demand, now)
+        self._count_waiting(demand, -1, now)
+        for counter in demand.counters:
+            counter.drain.add(demand.cost_tokens, now)
+        return self._grant(demand, now)
+
+    def degrade_steps(self, demand: Demand, refusal: Refusal) -> tuple[DegradeStep, ...]:
+        """What may be tried instead of a refusal: the ladder of the rule that refuses, or of
+        the first matching rule that has one."""
+        rules = [counter.rule for counter in demand.counters]
+        rules.sort(key=lambda rule: refusal.reason != f"quota:{rule.name}")
+        return next((rule.policy.degrade for rule in rules if rule.policy.degrade), ())
+
+    # -- ends -------------------------------------------------------------------------
 
     def release(self, lease: Lease, now: float) -> None:
         """Give a lease back; a second call does nothing."""
         if lease.released:
             return
         lease.released = True
-        self.running -= 1
-        self._drain_rate.release(now)
+        pool = self.pools[lease.demand.pool]
+        del self._leases[lease.id]
+        pool.running -= 1
+        pool.running_tokens -= lease.cost_tokens
+        held_s = now - lease.granted_at
+        pool.mean_hold_s = (
+            held_s
+            if pool.mean_hold_s is None
+            else pool.mean_hold_s + 0.1 * (held_s - pool.mean_hold_s)
+        )
+        give_back(lease.holdings)
 
-    def leave(self, request_id: str) -> bool:
+    def settle(self, lease: Lease, actual_tokens: int) -> None:
+        """The work that a request really was, told before or after its end: rates and its
+        tenant's turn are corrected."""
+        excess_tokens = actual_tokens - lease.cost_tokens
+        for holding in lease.holdings:
+            if holding.counter.token_rate is not None:
+                holding.counter.token_rate.correct(excess_tokens)
+        lane = self.pools[lease.demand.pool].queue.lanes.get(lease.demand.lane)
+        if lane is not None:
+            lane.charge(lease.demand.tenant, excess_tokens)
+
+    def leave(self, demand: Demand, now: float) -> bool:
         """The client is gone; False if it was not waiting."""
-        if self._queue.pop(request_id, None) is None:
+        if not demand.waiting:
             return False
-        self.left_queue += 1
+        self._dequeue(demand, now)
+        self.left_count += 1
         return True
 
-    def expired(self, now: float) -> Iterator[tuple[str, QueueTimeout]]:
-        """Take out requests that waited their whole time, oldest first."""
-        while self._queue:
-            request_id, since = next(iter(self._queue.items()))
-            if now - since < self.policy.max_queue_time_s:
-                return
-            del self._queue[request_id]
-            self.refused_timeout += 1
+    def expired(self, now: float) -> Iterator[tuple[Demand, Contended]]:
+        """Take out requests whose waiting makes no sense any more."""
+        while self._expiries and (self._expiries[0][0] <= now or not self._expiries[0][2].waiting):
+            _, _, demand = heapq.heappop(self._expiries)
+            if not demand.waiting:
+                continue
+            blocked_by = demand.blocked_by
+            self._dequeue(demand, now)
+            self.expired_count += 1
             yield (
-                request_id,
+                demand,
                 QueueTimeout(
-                    f"No capacity within {self.policy.max_queue_time_s:g} s.",
-                    retry_after_s=self._retry_after_s(now),
+                    f"No room within {now - demand.arrived_at:.3g} s.",
+                    retry_after_s=self._retry_after_s(demand, now),
+                    reason=blocked_by,
                 ),
             )
 
-    def abandon(self) -> list[str]:
-        """Empty the queue: nobody is left who could serve it."""
-        waiting = list(self._queue)
-        self._queue.clear()
+    def abandon(self, pool_name: str, now: float) -> list[Demand]:
+        """Empty a pool's queue: nobody is left who could serve it."""
+        waiting = list(self.pools[pool_name].queue)
+        for demand in waiting:
+            self._dequeue(demand, now)
         return waiting
 
-    def _has_quota(self) -> bool:
-        return self.running < self.policy.max_concurrency
+    # -- time and change --------------------------------------------------------------
 
-    def _grant(self, request_id: str, now: float) -> Lease:
-        self.running += 1
+    def tick(self, now: float) -> None:
+        """Promotions, pressure, and forgetting what is idle."""
+        for name, pool in self.pools.items():
+            pool.queue.promote(now)
+            if self._pressure[name].update(self.pressing_wait_s(name, now), now):
+                self._tighten(name)
+        for _, rule in self._book.all_rules():
+            rule.sweep(now)
+        if len(self._expiries) > 64 + 2 * self.waiting:
+            self._expiries = [entry for entry in self._expiries if entry[2].waiting]
+            heapq.heapify(self._expiries)
+
+    def reload(self, policy: AdmissionPolicy, pools: Iterable[PoolPolicy], now: float) -> None:
+        """Go on under other rules: what runs and waits is counted by the new ones.
+
+        A limit below what runs binds from the next admission on. Requests wait on in their
+        order; rates remember how much of them was used.
+        """
+        former = {(pool, rule.name): rule for pool, rule in self._book.all_rules()}
+        old_pools = self.pools
+        waiting = sorted(
+            (demand for pool in old_pools.values() for demand in pool.queue),
+            key=lambda demand: demand.sequence,
+        )
+        self._expiries.clear()
+        self._build(policy, list(pools), now)
+        self._adopt_rates(former, now)
+        for name, pool in self.pools.items():
+            if name in old_pools:
+                pool.mean_hold_s = old_pools[name].mean_hold_s
+        for lease in self._leases.values():
+            self._count_again(lease, now)
+        for demand in waiting:
+            demand.waiting = False
+            entered_at = demand.entered_at
+            self._prepare(demand, now)
+            self._enqueue(demand, now)
+            demand.entered_at = entered_at
+
+    # -- what is ----------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Leases held, over all pools."""
+        return len(self._leases)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in all queues."""
+        return sum([len(pool.queue) for pool in self.pools.values()])
+
+    @property
+    def leases(self) -> Iterable[Lease]:
+        """Leases held."""
+        return self._leases.values()
+
+    def lane_policy(self, name: str) -> LanePolicy | None:
+        """A lane's policy; None if there is no such lane."""
+        return next((lane for lane in self.policy.lanes if lane.name == name), None)
+
+    def rules(self) -> Iterator[tuple[str, Rule]]:
+        """Every rule with its pool; empty for those over all pools."""
+        return self._book.all_rules()
+
+    def oldest_wait_s(self, pool_name: str, now: float) -> float:
+        """How long the request that waits longest has waited; 0 when nobody waits."""
+        queue = self.pools[pool_name].queue
+        lanes = [lane for lane in queue.lanes.values() if lane.waiting]
+        firsts = [next(iter(lane.waiting.values())) for lane in lanes]
+        return now - min((demand.arrived_at for demand in firsts), default=now)
+
+    def expected_wait_s(self, demand: Demand, now: float) -> float | None:
+        """How long a request that comes now is likely to wait; None when nothing tells.
+
+        The longest of what its lane's and its rules' measured drain rates say.
+        """
+        pool = self.pools[demand.pool]
+        lane = pool.queue.lanes[demand.lane]
+        ahead = lane.work_ahead(demand.tenant, demand.weight, demand.cost_tokens)
+        rate = lane.drain.per_s(now) or self._rate_of_service(pool)
+        wait_s = max(
+            (counter.wait_s(demand.cost_tokens, now) for counter in demand.counters), default=0.0
+        )
+        if rate:
+            return max(wait_s, ahead / rate)
+        return wait_s or None
+
+    def pressing_wait_s(self, pool_name: str, now: float) -> float:
+        """Expected wait of what waits in the lanes of the highest priority; 0 for nothing."""
+        pool = self.pools[pool_name]
+        waits = [0.0]
+        for lane in pool.queue.lanes.values():
+            if lane.waiting and lane.policy.priority == self._top_priority:
+                rate = lane.drain.per_s(now) or self._rate_of_service(pool)
+                oldest = next(iter(lane.waiting.values()))
+                waits.append(max(now - oldest.arrived_at, lane.tokens / rate if rate else 0.0))
+        return max(waits)
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _build(self, policy: AdmissionPolicy, pools: list[PoolPolicy], now: float) -> None:
+        self.policy = policy
+        self._book = QuotaBook(policy.rules, pools)
+        self._pressure = {pool.model: Pressure(policy.pressure, now) for pool in pools}
+        self._top_priority = min(lane.priority for lane in policy.lanes)
+        self.pools = {
+            pool.model: PoolState(pool, FairQueue(policy.lanes, policy.quantum_tokens))
+            for pool in pools
+        }
+
+    def _prepare(self, demand: Demand, now: float) -> None:
+        if demand.lane not in self.pools[demand.pool].queue.lanes:
+            demand.lane = self.policy.lanes[0].name
+        demand.origin = demand.lane
+        demand.counters = self._book.counters_of(demand, now)
+
+    def _check_size(self, demand: Demand) -> None:
+        for counter in demand.counters:
+            if not counter.rule.ever_fits(demand.cost_tokens):
+                raise QuotaTooSmall(
+                    f"The request is larger than quota {counter.rule.name!r} allows at all.",
+                    reason=f"quota:{counter.rule.name}",
+                )
+
+    def _elder(self, demand: Demand) -> Demand | None:
+        """The first that waits of its tenant, lane and kind: it must not be passed."""
+        flow = self.pools[demand.pool].queue.lanes[demand.lane].flows.get(demand.tenant)
+        kind = None if flow is None else flow.kinds.get(demand.kind)
+        return next(iter(kind.values())) if kind else None
+
+    def _check_wait(self, demand: Demand, now: float) -> None:
+        """Raise unless the request may wait, and has a chance to make it in time."""
+        pool = self.pools[demand.pool]
+        full = _full_queue(demand)
+        if full is None and demand.body_bytes + pool.waiting_bytes > (
+            pool.policy.admission.max_queue_bytes
+        ):
+            full = f"capacity:{demand.pool}"
+        if full is not None:
+            raise QueueFull(
+                "There is no room, and the queue is full.",
+                retry_after_s=self._retry_after_s(demand, now),
+                reason=full,
+            )
+        if demand.max_queue_time_s == 0:
+            raise WouldWait(
+                "There is no room now, and the request does not want to wait.",
+                retry_after_s=self._retry_after_s(demand, now),
+                reason=demand.blocked_by,
+            )
+        expected_s = self.expected_wait_s(demand, now)
+        if expected_s is not None and now + expected_s > _latest_start(demand):
+            raise DeadlineUnreachable(
+                f"The expected wait of {expected_s:.3g} s is longer than the request allows.",
+                retry_after_s=self._retry_after_s(demand, now),
+                reason=demand.blocked_by,
+            )
+
+    def _enqueue(self, demand: Demand, now: float) -> None:
+        if not demand.sequence:
+            self._sequence += 1
+            demand.sequence = self._sequence
+        limits = [counter.rule.policy.max_queue_time_s for counter in demand.counters]
+        limits.append(demand.max_queue_time_s)
+        longest_s = min(limit for limit in (math.inf, *limits) if limit is not None)
+        demand.expires_at = min(demand.arrived_at + longest_s, _latest_start(demand))
+        demand.waiting = True
+        self.pools[demand.pool].queue.add(demand, now)
+        self._count_waiting(demand, 1, now)
+        heapq.heappush(self._expiries, (demand.expires_at, demand.sequence, demand))
+
+    def _dequeue(self, demand: Demand, now: float) -> None:
+        pool = self.pools[demand.pool]
+        pool.queue.remove(demand, now)
+        pool.drop_claims()
+        self._count_waiting(demand, -1, now)
+
+    def _count_waiting(self, demand: Demand, change: int, now: float) -> None:
+        demand.waiting = change > 0
+        self.pools[demand.pool].waiting_bytes += change * demand.body_bytes
+        for counter in demand.counters:
+            counter.waiting += change
+            counter.waiting_tokens += change * demand.cost_tokens
+            if counter.waiting:
+                counter.drain.resume(now)
+            else:
+                counter.drain.pause(now)
+
+    def _grant(self, demand: Demand, now: float) -> Lease:
+        demand.blocked_by = ""
+        cost_tokens = demand.cost_tokens
+        lease = Lease(demand, now, take(demand.counters, cost_tokens, now), cost_tokens)
+        pool = self.pools[demand.pool]
+        pool.running += 1
+        pool.running_tokens += cost_tokens
+        self._leases[lease.id] = lease
         self.granted += 1
-        return Lease(request_id, now)
+        return lease
 
-    def _retry_after_s(self, now: float) -> float:
-        wait = self._drain_rate.wait_s(self.waiting + 1, now, longest_s=_LONGEST_RETRY_S)
-        return max(_SHORTEST_RETRY_S, wait)
+    def _count_again(self, lease: Lease, now: float) -> None:
+        """Hold under the rules of now what was granted under former ones."""
+        demand = lease.demand
+        if demand.pool not in self.pools:
+            raise AssertionError("a reload never drops a pool")
+        self._prepare(demand, now)
+        levels = [
+            (bucket, bucket.level)
+            for counter in demand.counters
+            for bucket in (counter.request_rate, counter.token_rate)
+            if bucket is not None
+        ]
+        lease.holdings = take(demand.counters, lease.cost_tokens, now)
+        for bucket, level in levels:
+            bucket.level = level
+        pool = self.pools[demand.pool]
+        pool.running += 1
+        pool.running_tokens += lease.cost_tokens
+
+    def _adopt_rates(self, former: dict[tuple[str, str], Rule], now: float) -> None:
+        for key, rule in self._keyed_rules():
+            old = former.get(key)
+            if old is None or old.policy.per != rule.policy.per:
+                continue
+            for values, counter in old.counters.items():
+                if counter.request_rate is None and counter.token_rate is None:
+                    continue
+                fresh = rule.counters[values] = Counter(rule, values, now)
+                if fresh.request_rate is not None and counter.request_rate is not None:
+                    fresh.request_rate.adopt(counter.request_rate, now)
+                if fresh.token_rate is not None and counter.token_rate is not None:
+                    fresh.token_rate.adopt(counter.token_rate, now)
+
+    def _keyed_rules(self) -> Iterator[tuple[tuple[str, str], Rule]]:
+        return (((pool, rule.name), rule) for pool, rule in self._book.all_rules())
+
+    def _tighten(self, pool_name: str) -> None:
+        """Rules of one pool feel that pool's pressure, others the highest of all."""
+        for _, rule in self._book.all_rules():
+            floor = rule.policy.tighten_to
+            if floor is None:
+                continue
+            models = rule.policy.match.models or tuple(self._pressure)
+            level = min(self._pressure[model].level for model in models)
+            rule.tighten(floor + (1.0 - floor) * level)
+
+    def _rate_of_service(self, pool: PoolState) -> float | None:
+        """Work a second by Little's law, for a queue that has not drained yet."""
+        if not pool.mean_hold_s or not pool.running_tokens:
+            return None
+        return pool.running_tokens / pool.mean_hold_s
+
+    def _retry_after_s(self, demand: Demand, now: float) -> float:
+        """When a client that comes back has waited as long as it would have had to here."""
+        expected_s = self.expected_wait_s(demand, now)
+        if expected_s is None:
+            return _BLIND_RETRY_S
+        return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, expected_s))
+
+
+class _Gate:
+    """Quota first, then room on a worker. One for each look at a queue."""
+
+    __slots__ = ("_has_room", "_now", "_pool")
+
+    def __init__(self, pool: PoolState, has_room: HasRoom, now: float) -> None:
+        self._pool = pool
+        self._has_room = has_room
+        self._now = now
+
+    def check(self, demand: Demand) -> Verdict:
+        cost_tokens = demand.cost_tokens
+        for counter in demand.counters:
+            block = Block.COUNT if counter.claimed else counter.block(cost_tokens, self._now)
+            if block is not None:
+                demand.blocked_by = f"quota:{counter.rule.name}"
+                return Verdict.NO if block is Block.COUNT else Verdict.LATER
+        if not self._has_room(demand):
+            demand.blocked_by = f"capacity:{demand.pool}"
+            return Verdict.NO
+        return Verdict.RUN
+
+    def claim(self, demand: Demand) -> None:
+        for counter in demand.counters:
+            if not counter.claimed and counter.block(demand.cost_tokens, self._now):
+                counter.claimed = True
+                self._pool.claims.append(counter)
+
+
+def _full_queue(demand: Demand) -> str | None:
+    """The rule whose queue has no place left."""
+    for counter in demand.counters:
+        longest = counter.rule.policy.max_queue
+        if longest is not None and counter.waiting >= longest:
+            return f"quota:{counter.rule.name}"
+    return None
+
+
+def _latest_start(demand: Demand) -> float:
+    """When it must run, to have its first token in time."""
+    latest = math.inf if demand.deadline_at is None else demand.deadline_at
+    if demand.ttft_budget_s is not None:
+        latest = min(latest, demand.arrived_at + demand.ttft_budget_s)
+    return latest - demand.prefill_s

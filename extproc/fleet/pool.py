@@ -7,15 +7,30 @@ reports are recent.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
+
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from extproc.cache.digest import DigestShape
 from extproc.cache.feed import Delta, DigestFeed, Snapshot
 from extproc.cache.index import PrefixIndex, joint_runs
 from extproc.errors import DigestError
+from extproc.fleet.calibration import Calibration
+from extproc.fleet.health import Health, error_of
 from extproc.fleet.table import ALWAYS, NEVER, Bools, Floats, WorkerTable
-from extproc.fleet.worker import Booking, Introduction, LoadReport, Tier, Worker, WorkerState
-from extproc.policy import PoolPolicy, ReportPolicy
+from extproc.fleet.worker import (
+    Booking,
+    EngineError,
+    Introduction,
+    LoadReport,
+    Outcome,
+    Tier,
+    Worker,
+    WorkerState,
+)
+from extproc.policy import PoolPolicy, ReportPolicy, parse_address
 from extproc.tokens.blocks import Keys
 
 _AGED_PER_TICK = 16
@@ -31,10 +46,14 @@ class Pool:
         shape = DigestShape(policy.digest.capacity_blocks, policy.digest.error_rate)
         self.index = PrefixIndex(shape, policy.overlay.max_keys_per_worker)
         self.table = WorkerTable()
+        self.health = Health(self.table, policy.routing.health, now)
+        self.calibration = Calibration()
         self.workers: dict[str, Worker] = {}
         self._by_column: dict[int, Worker] = {}
         self._host: PrefixIndex | None = None
         self._leases: set[str] = set()
+        self._hot: Counter[int] = Counter()
+        self._picks = 0
         self._serving: dict[str, Bools] = {}
         for address in policy.workers:
             self._add(address, reports=False, now=now)
@@ -63,6 +82,8 @@ class Pool:
     def report(self, worker: Worker, load: LoadReport, now: float) -> None:
         """Take a load report; its age counts from its scrape, on our own clock."""
         column = worker.column
+        if not load.state.keeps_cache or worker.last_report is None:
+            self._start(column, now)
         worker.last_report = load
         worker.reported_at = now
         self.table.ready[column] = load.state is WorkerState.READY
@@ -76,6 +97,8 @@ class Pool:
         ours = worker.peak_in_flight if load.leases is None else len(load.leases & self._leases)
         self.table.foreign[column] = max(0, seen - ours)
         worker.peak_in_flight = int(self.table.in_flight[column])
+        self._take_room(worker, load)
+        self.health.report(column, load, now)
 
     def cached_blocks(self, keys: Keys) -> Floats:
         """Leading blocks that each worker has, those to be loaded from host memory discounted."""
@@ -128,15 +151,46 @@ class Pool:
         until = now + self.policy.routing.suspect_s
         column = worker.column
         self.table.suspect_until[column] = max(self.table.suspect_until[column], until)
+        if not worker.tells_ends:
+            self.health.ended(column, EngineError.OTHER, now)
 
-    def book(self, column: int, uncached_tokens: int, lease: str) -> Booking:
-        """Count a request on its worker, before anybody is told of it."""
-        worker = self._by_column[column]
+    def book(
+        self,
+        column: int,
+        uncached_tokens: int,
+        lease: str,
+        output_tokens: int = 0,
+        *,
+        cached_tokens: int = 0,
+        now: float | None = None,
+    ) -> Booking:
+        """Count a request on its worker, before anybody is told of it.
+
+        Args:
+            output_tokens: what it is expected to generate.
+            cached_tokens: what was predicted of its cache.
+            now: when it is sent; without, nothing is learned from when it is answered.
+        """
+        worker, table = self._by_column[column], self.table
+        kv_blocks = self._kv_blocks(uncached_tokens + output_tokens)
+        if now is not None and not table.prefilling[column]:
+            table.progress_at[column] = max(table.progress_at[column], now)
+        ahead = int(table.pending_prefill_tokens[column]) + uncached_tokens
+        booking = Booking(
+            worker, uncached_tokens, lease, output_tokens, kv_blocks, cached_tokens, ahead, now
+        )
         self._leases.add(lease)
-        self.table.in_flight[column] += 1
-        self.table.pending_prefill_tokens[column] += uncached_tokens
-        worker.peak_in_flight = max(worker.peak_in_flight, int(self.table.in_flight[column]))
-        return Booking(worker, uncached_tokens, lease)
+        self.calibration.expect(lease, cached_tokens)
+        worker.unseen[lease] = booking
+        table.in_flight[column] += 1
+        table.prefilling[column] += 1
+        self._picks += 1
+        table.picked_at[column] = self._picks
+        table.pending_prefill_tokens[column] += uncached_tokens
+        table.output_tokens[column] += output_tokens
+        table.kv_booked_blocks[column] += kv_blocks
+        worker.peak_in_flight = max(worker.peak_in_flight, int(table.in_flight[column]))
+        return booking
 
     def first_token(self, booking: Booking) -> None:
         """The engine has finished this request's prefill."""
@@ -144,7 +198,46 @@ class Pool:
             booking.prefilling = False
             if self._holds(booking.worker):
                 column = booking.worker.column
+                self.table.prefilling[column] -= 1
                 self.table.pending_prefill_tokens[column] -= booking.uncached_tokens
+
+    def response_started(
+        self,
+        booking: Booking,
+        now: float,
+        *,
+        status: int = 200,
+        error: EngineError | None = None,
+    ) -> None:
+        """A worker's response headers: the first token, where it holds them until then.
+
+        ``error`` is the engine's own word for what went wrong, if it gave one.
+        """
+        worker = booking.worker
+        if booking.released or not self._holds(worker):
+            return
+        if booking.prefilling and booking.booked_at is not None and status < 400:
+            waited_s = now - booking.booked_at
+            if worker.tells_ends or not worker.reports:
+                self.health.first_token(worker.column, waited_s, booking.ahead_tokens, now)
+        self.table.progress_at[worker.column] = now
+        self.first_token(booking)
+        if not worker.tells_ends:
+            self.health.ended(worker.column, error or error_of(status), now)
+
+    def outcome(self, worker: Worker, outcome: Outcome, now: float) -> None:
+        """An engine's word on how a request ended, also one that Envoy took elsewhere since."""
+        if not self._holds(worker):
+            return
+        error = outcome.error
+        if error is EngineError.UNKNOWN:
+            error = error_of(outcome.status)
+        self.health.ended(worker.column, error, now)
+        if outcome.cached_tokens is not None and self.policy.routing.calibrate:
+            column = worker.column
+            self.table.cache_credit[column] = self.calibration.learn(
+                column, outcome.lease, outcome.cached_tokens
+            )
 
     def release(self, booking: Booking) -> None:
         """Give a booking back; a second call does nothing."""
@@ -154,11 +247,25 @@ class Pool:
         booking.released = True
         self._leases.discard(booking.lease)
         if self._holds(booking.worker):
-            self.table.in_flight[booking.worker.column] -= 1
+            column = booking.worker.column
+            self.table.in_flight[column] -= 1
+            self.table.output_tokens[column] -= booking.output_tokens
+            if booking.worker.unseen.pop(booking.lease, None) is not None:
+                self.table.kv_booked_blocks[column] -= booking.kv_blocks
 
     def credit(self, worker: Worker, keys: Keys) -> None:
         """Expect these keys on a worker soon: a prompt was just sent to it."""
         self.index.overlay(worker.column, keys)
+
+    def is_base(self, name: str) -> bool:
+        """Whether a name means the base model, without an adapter."""
+        return name == self.policy.model or name in self.policy.aliases
+
+    def prefill_s(self, tokens: int) -> float:
+        """Likely time to prefill so many tokens on an idle worker; 0 while no rate is known."""
+        rates = self.table.prefill_tokens_per_s[self.table.present]
+        known = rates[rates > 0]
+        return tokens / float(known.mean()) if len(known) else 0.0
 
     def serves(self, name: str) -> bool:
         """Whether some worker lists this adapter."""
@@ -171,6 +278,50 @@ class Pool:
     def has_slot(self, name: str | None) -> Bools:
         """Ready workers that serve a model or adapter and have room for one request more."""
         return self._among(self.table.has_slot(), name)
+
+    def has_room(self, name: str | None, new_kv_tokens: int) -> Bools:
+        """Ready workers that serve a model or adapter and can start this request at once.
+
+        Beyond a slot that takes an engine queue of at most ``max_engine_queue`` and free KV
+        blocks for ``new_kv_tokens``, as far as the worker's agent tells of either.
+        """
+        blocks = self._kv_blocks(new_kv_tokens)
+        return self._among(self.table.has_room(self.policy.routing.max_engine_queue, blocks), name)
+
+    def has_any_room(self) -> bool:
+        """Whether some worker could start a small request at once."""
+        return bool(self.table.has_room(self.policy.routing.max_engine_queue, 1).any())
+
+    def among(self, allowed: Collection[str]) -> Bools:
+        """Workers that a list of addresses or bare ips names."""
+        mask = np.zeros(len(self.table), dtype=bool)
+        for worker in self.workers.values():
+            address = worker.address
+            mask[worker.column] = address in allowed or parse_address(address)[0] in allowed
+        return mask
+
+    def trust(self, now: float) -> Floats:
+        """How far each worker's last report is to be believed: 1 when fresh, 0 when stale."""
+        left: Floats = (self.table.fresh_until - now) / self._reports.stale_after_s
+        return np.clip(left, 0.0, 1.0)
+
+    def column_of(self, address: str | None) -> int:
+        """Column of a worker, -1 if it is not there."""
+        worker = self.workers.get(address or "")
+        return -1 if worker is None else worker.column
+
+    def take_hot(self, worker: Worker, hot: tuple[tuple[int, int], ...]) -> None:
+        """An agent's hottest prefixes of its last report interval, replacing those before."""
+        self._hot.subtract(dict(worker.hot_prefixes))
+        self._hot.update(dict(hot))
+        for key, _ in worker.hot_prefixes:
+            if self._hot[key] <= 0:
+                del self._hot[key]
+        worker.hot_prefixes = hot
+
+    def told_hot(self, key: int) -> float:
+        """Different continuations of a prefix a second, as all agents together tell."""
+        return self._hot[key] / self._reports.interval_s
 
     def worker_at(self, column: int) -> Worker:
         """The worker of a column."""
@@ -185,8 +336,38 @@ class Pool:
         ]
         for worker in lost:
             self._remove(worker)
+        # A worker that fell silent is neither full nor empty: nobody knows.
+        silent = self.table.fresh_until <= now
+        self.table.engine_queue[silent] = 0
+        self.table.kv_free_blocks[silent] = np.inf
+        self.table.kv_usage[silent] = np.nan
+        self.health.tick(now)
         self._age_overlays(now)
         return lost
+
+    def _start(self, column: int, now: float, score: float | None = None) -> None:
+        """A worker with nothing in its cache and no past."""
+        first = self.policy.routing.health.first_score if score is None else score
+        self.health.start(column, now, score=first)
+        self.calibration.forget(column)
+        self.table.cache_credit[column] = 1.0
+        self.table.joined_at[column] = now
+
+    def _kv_blocks(self, tokens: int) -> int:
+        return -(-tokens // self.policy.block_size_tokens)
+
+    def _take_room(self, worker: Worker, load: LoadReport) -> None:
+        """What the engine has left, and which bookings are in that number."""
+        table, column = self.table, worker.column
+        table.engine_queue[column] = round(load.waiting or 0)
+        table.kv_free_blocks[column] = _free_blocks(load)
+        table.kv_usage[column] = np.nan if load.kv_usage is None else load.kv_usage
+        if load.leases is None:
+            worker.unseen.clear()
+        else:
+            for lease in load.leases & worker.unseen.keys():
+                del worker.unseen[lease]
+        table.kv_booked_blocks[column] = sum(each.kv_blocks for each in worker.unseen.values())
 
     def _add(self, address: str, *, reports: bool, now: float) -> Worker:
         column = self.index.add_column()
@@ -199,6 +380,8 @@ class Pool:
         self.table.present[column] = True
         self.table.slots[column] = self.policy.routing.max_in_flight_per_worker
         self.table.digest_until[column] = ALWAYS
+        self.table.seed[column] = xxh3_64_intdigest(address.encode())
+        self._start(column, now, score=100.0 if not reports else None)
         if not reports:
             self.table.ready[column] = True
             self.table.fresh_until[column] = ALWAYS
@@ -212,6 +395,7 @@ class Pool:
 
     def _remove(self, worker: Worker) -> None:
         """Bookings that outlive their worker are released against nothing."""
+        self.take_hot(worker, ())
         del self.workers[worker.address]
         del self._by_column[worker.column]
         self.index.remove_column(worker.column)
@@ -267,3 +451,9 @@ class Pool:
         for worker in due[:_AGED_PER_TICK]:
             self.index.age_overlay(worker.column)
             worker.overlay_aged_at = now
+
+
+def _free_blocks(load: LoadReport) -> float:
+    if load.kv_usage is None or not load.kv_blocks:
+        return np.inf
+    return load.kv_blocks * (1.0 - load.kv_usage)

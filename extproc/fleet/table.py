@@ -15,6 +15,14 @@ Bools = npt.NDArray[np.bool_]
 
 NEVER = -np.inf
 ALWAYS = np.inf
+_BLANK = {
+    "kv_free_blocks": np.inf,
+    "kv_usage": np.nan,
+    "prefill_tokens_per_s": np.nan,
+    "tpot_s": np.nan,
+    "ttft_share": np.nan,
+    "cache_credit": 1.0,
+}
 
 
 class WorkerTable:
@@ -28,7 +36,25 @@ class WorkerTable:
         in_flight: requests that this scheduler has on it.
         foreign: requests on it that came another way, from its reports.
         pending_prefill_tokens: uncached tokens sent to it, first token not yet seen.
+        output_tokens: expected output of the requests that this scheduler has on it.
         slots: requests it may have at once.
+        engine_queue: requests waiting inside its engine at the last report, 0 if unknown.
+        kv_free_blocks: those not held by live requests at the last report; infinite if unknown.
+        kv_booked_blocks: blocks of requests sent there that the report cannot have seen.
+        kv_usage: share of KV blocks held by live requests.
+        prefilling: requests that this scheduler has on it without a first token.
+        prefill_tokens_per_s, tpot_s: moving averages of what it was seen to do.
+        ttft_share: moving average of TTFT over what it may be.
+        error_rate: moving average of its own errors, 0 to 1.
+        progress_at: seconds of the last sign that it computes.
+        health_base, health_target, health_since: the score at a time, and where it tends.
+        cooling_until: seconds until which long prompts avoid it.
+        joined_at: seconds since which it is there, new or empty again.
+        picked_at: running number of its last pick.
+        seed: hash of its address, for consistent hashing.
+        cache_credit: real over predicted cached tokens, 0 to 1.
+
+    Floats that are not known are NaN, never zero.
         digest_until: seconds until which its digest may be used; always for workers
             that sent none, whose overlay is all there is.
     """
@@ -42,7 +68,26 @@ class WorkerTable:
         self.in_flight: Ints = np.zeros(0, dtype=np.int64)
         self.foreign: Ints = np.zeros(0, dtype=np.int64)
         self.pending_prefill_tokens: Ints = np.zeros(0, dtype=np.int64)
+        self.output_tokens: Ints = np.zeros(0, dtype=np.int64)
         self.slots: Ints = np.zeros(0, dtype=np.int64)
+        self.engine_queue: Ints = np.zeros(0, dtype=np.int64)
+        self.kv_free_blocks: Floats = np.zeros(0)
+        self.kv_booked_blocks: Ints = np.zeros(0, dtype=np.int64)
+        self.kv_usage: Floats = np.zeros(0)
+        self.prefilling: Ints = np.zeros(0, dtype=np.int64)
+        self.prefill_tokens_per_s: Floats = np.zeros(0)
+        self.tpot_s: Floats = np.zeros(0)
+        self.ttft_share: Floats = np.zeros(0)
+        self.error_rate: Floats = np.zeros(0)
+        self.progress_at: Floats = np.zeros(0)
+        self.health_base: Floats = np.zeros(0)
+        self.health_target: Floats = np.zeros(0)
+        self.health_since: Floats = np.zeros(0)
+        self.cooling_until: Floats = np.zeros(0)
+        self.joined_at: Floats = np.zeros(0)
+        self.picked_at: Ints = np.zeros(0, dtype=np.int64)
+        self.seed: npt.NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+        self.cache_credit: Floats = np.zeros(0)
 
     def __len__(self) -> int:
         return len(self.present)
@@ -51,14 +96,14 @@ class WorkerTable:
         """Grow every array to ``width`` columns; never shrinks."""
         for name, array in vars(self).items():
             if len(array) < width:
-                grown = np.zeros(width, dtype=array.dtype)
+                grown = np.full(width, _blank(name), dtype=array.dtype)
                 grown[: len(array)] = array
                 setattr(self, name, grown)
 
     def reset(self, column: int) -> None:
         """Forget a column's former worker."""
         for name, array in vars(self).items():
-            array[column] = NEVER if name.endswith("_until") else 0
+            array[column] = _blank(name)
 
     def running(self) -> Ints:
         """Requests on each worker, ours and others'."""
@@ -72,6 +117,22 @@ class WorkerTable:
         """Usable workers with room for one request more."""
         return self.usable() & (self.running() < self.slots)
 
+    def has_room(self, max_engine_queue: int, kv_blocks: int) -> Bools:
+        """Workers with a slot, a short engine queue and so many free KV blocks.
+
+        An idle worker always fits: the engine alone knows what to do with a request that is
+        larger than all its memory.
+        """
+        running = self.running()
+        fits = self.kv_free_blocks - self.kv_booked_blocks >= kv_blocks
+        short = self.engine_queue <= max_engine_queue
+        room: Bools = self.usable() & (running < self.slots) & ((short & fits) | (running == 0))
+        return room
+
     def last_resort(self, now: float) -> Bools:
         """Workers to use only when no better one is left: silent or suspect."""
         return (self.fresh_until <= now) | (self.suspect_until > now)
+
+
+def _blank(name: str) -> float:
+    return NEVER if name.endswith("_until") else _BLANK.get(name, 0)

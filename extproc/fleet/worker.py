@@ -48,6 +48,16 @@ class EngineError(Enum):
     OTHER = "other"
 
 
+def engine_error(name: str | None) -> EngineError | None:
+    """The error class that a worker's header names; None without one."""
+    if name is None:
+        return None
+    return _BY_NAME.get(name, EngineError.OTHER)
+
+
+_BY_NAME = {error.value: error for error in EngineError}
+
+
 @dataclass(frozen=True, slots=True)
 class LoadReport:
     """What an agent says of its engine. Absent gauges are None, never zero.
@@ -60,6 +70,7 @@ class LoadReport:
     running: float | None = None
     waiting: float | None = None
     kv_usage: float | None = None
+    kv_blocks: int | None = None
     age_s: float = 0.0
     leases: frozenset[str] | None = None
     adapters: tuple[str, ...] = ()
@@ -104,6 +115,7 @@ class Worker:
         sends_digests: whether its agent reads KV events; without, the overlay lives longer.
         names: models and adapters that it serves.
         reported_at: seconds of the last report.
+        unseen: bookings that no report has counted yet, by lease.
         peak_in_flight: most requests of ours since the last report: what the engine may
             still have counted when it was scraped.
     """
@@ -122,6 +134,7 @@ class Worker:
         "reported_at",
         "reports",
         "sends_digests",
+        "unseen",
     )
 
     def __init__(
@@ -139,15 +152,29 @@ class Worker:
         self.last_report: LoadReport | None = None
         self.reported_at = now
         self.peak_in_flight = 0
+        self.unseen: dict[str, Booking] = {}
         self.overlay_aged_at = now
+
+    @property
+    def tells_ends(self) -> bool:
+        """Whether its engine's middleware speaks: it says how each request ended."""
+        return self.last_report is not None and self.last_report.leases is not None
 
 
 @dataclass(slots=True, eq=False)
 class Booking:
-    """A request's hold on its worker. ``released`` makes giving it back idempotent."""
+    """A request's hold on its worker. ``released`` makes giving it back idempotent.
+
+    ``ahead_tokens`` are the uncached tokens before its first token, others' included.
+    """
 
     worker: Worker
     uncached_tokens: int
     lease: str
+    output_tokens: int = 0
+    kv_blocks: int = 0
+    cached_tokens: int = 0
+    ahead_tokens: int = 0
+    booked_at: float | None = None
     prefilling: bool = True
     released: bool = False

@@ -11,7 +11,15 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import PolicyError
+from extproc.policy.admission import AdmissionPolicy, RolloutPolicy
 from extproc.policy.base import Section
+from extproc.policy.identity import (
+    DEFAULT_CLASS,
+    IdentityPolicy,
+    TenantClassPolicy,
+    TenantPolicy,
+    check_tenants,
+)
 from extproc.policy.pool import PoolPolicy
 from extproc.policy.reports import ReportPolicy
 from extproc.policy.requests import RequestPolicy, TokenizationPolicy
@@ -28,6 +36,16 @@ class Policy(Section):
     """Bounds on requests."""
     tokenization: TokenizationPolicy = TokenizationPolicy()
     """Where text becomes tokens."""
+    admission: AdmissionPolicy = AdmissionPolicy()
+    """Lanes and quotas over all pools."""
+    rollout: RolloutPolicy = RolloutPolicy()
+    """What acts and what only watches."""
+    identity: IdentityPolicy = IdentityPolicy()
+    """Whose a request is and how urgent."""
+    tenants: tuple[TenantPolicy, ...] = ()
+    """Tenants with terms of their own."""
+    tenant_classes: tuple[TenantClassPolicy, ...] = ()
+    """Terms of many tenants at once; further names of classes are refused."""
     reports: ReportPolicy = ReportPolicy()
     """Agents' pace and silence."""
     response_headers: bool = True
@@ -42,6 +60,40 @@ class Policy(Section):
                     raise ValueError(f"model name {name!r} is used twice")
                 seen.add(name)
         return self
+
+    @model_validator(mode="after")
+    def _rules_name_known_models(self) -> Self:
+        pools = {pool.model for pool in self.pools}
+        names = {name for pool in self.pools for name in pool.names}
+        for rule in self.admission.rules:
+            for model in rule.match.models:
+                if model not in pools:
+                    raise ValueError(f"rule {rule.name!r} matches unknown model {model!r}")
+            for step in rule.degrade:
+                if step.model is not None and step.model not in names:
+                    raise ValueError(f"rule {rule.name!r} falls back to unknown {step.model!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _tenants_fit(self) -> Self:
+        lanes = [lane.name for lane in self.admission.lanes]
+        check_tenants(self.tenants, self.tenant_classes, self.identity.objectives, lanes)
+        classes = {DEFAULT_CLASS, *(each.name for each in self.tenant_classes)}
+        for rule in self.admission.rules:
+            for name in rule.match.tenant_classes:
+                if name not in classes:
+                    raise ValueError(f"rule {rule.name!r} matches unknown tenant class {name!r}")
+        return self
+
+    def tenant_weight(self, tenant: str, tenant_class: str) -> float:
+        """A tenant's share of work: its entry's weight, else its class's, else 1."""
+        tenants, classes = self._weights
+        return tenants.get(tenant) or classes.get(tenant_class, 1.0)
+
+    @cached_property
+    def _weights(self) -> tuple[dict[str, float], dict[str, float]]:
+        own = {each.name: each.weight for each in self.tenants if each.weight is not None}
+        return own, {each.name: each.weight for each in self.tenant_classes}
 
     @cached_property
     def digest(self) -> str:
@@ -90,6 +142,7 @@ def _complaints(error: ValidationError, source: str) -> list[str]:
     for item in error.errors():
         field = ".".join(str(part) for part in item["loc"]) or "(top level)"
         given = item["input"]
-        shown = "" if isinstance(given, dict | list | BaseModel) else f" (got {given!r})"
+        hidden = "api_key_" in field or isinstance(given, dict | list | BaseModel)
+        shown = "" if hidden else f" (got {given!r})"
         lines.append(f"{source}: {field}: {item['msg']}{shown}")
     return lines

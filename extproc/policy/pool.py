@@ -7,10 +7,11 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from extproc.policy.admission import AdmissionPolicy
+from extproc.policy.admission import PoolAdmissionPolicy
 from extproc.policy.base import Address, ModelName, Section
 from extproc.policy.cache import DigestPolicy, OverlayPolicy
 from extproc.policy.routing import RoutingPolicy
+from extproc.policy.scaling import ScalingPolicy
 
 
 class PoolPolicy(Section):
@@ -38,8 +39,10 @@ class PoolPolicy(Section):
     """What routing itself expects in the caches."""
     routing: RoutingPolicy = RoutingPolicy()
     """How a worker is chosen."""
-    admission: AdmissionPolicy = AdmissionPolicy()
+    admission: PoolAdmissionPolicy = PoolAdmissionPolicy()
     """How much may run and wait."""
+    scaling: ScalingPolicy = ScalingPolicy()
+    """How many workers it should have."""
 
     @property
     def names(self) -> tuple[str, ...]:

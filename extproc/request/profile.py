@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from extproc.request.identity import DEFAULT_IDENTITY, Identity
 from extproc.tokens.template import Messages
 
 
@@ -24,6 +25,11 @@ class Endpoint(Enum):
     EMBEDDINGS = "embeddings"
     MESSAGES = "messages"
     PASS = "pass"  # noqa: S105
+
+    @property
+    def generates(self) -> bool:
+        """Whether the engine generates tokens for it."""
+        return self not in (Endpoint.EMBEDDINGS, Endpoint.PASS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,8 @@ class RequestProfile:
 
     ``model`` is None only where the body names none and the path needs none. ``counted``
     is False for requests without a body (model lists, health pages): they are booked on
-    their worker but take no part in admission.
+    their worker but take no part in admission. ``editable``: the body is plain JSON, whose
+    members may be changed on the way.
     """
 
     endpoint: Endpoint
@@ -81,3 +88,5 @@ class RequestProfile:
     cache_salt: str = ""
     counted: bool = True
     body_bytes: int = 0
+    editable: bool = False
+    identity: Identity = DEFAULT_IDENTITY

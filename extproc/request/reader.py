@@ -7,11 +7,13 @@ read. Everything else passes through, routed by load.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from extproc.errors import InvalidJson, InvalidRequest, MissingModel
 from extproc.policy import RequestPolicy
 from extproc.request.anthropic import messages_profile
 from extproc.request.encoding import readable_json
+from extproc.request.identity import DEFAULT_IDENTITY, Identity
 from extproc.request.openai import (
     ModelOnly,
     chat_profile,
@@ -32,23 +34,27 @@ _READERS: dict[str, Callable[[bytes], RequestProfile]] = {
 
 
 def read_request(
-    headers: Mapping[str, str], body: bytes | None, policy: RequestPolicy
+    headers: Mapping[str, str],
+    body: bytes | None,
+    policy: RequestPolicy,
+    identity: Identity = DEFAULT_IDENTITY,
 ) -> RequestProfile:
     """Profile of a request.
 
     Args:
         headers: lower-case names, pseudo headers (``:path``, ``:method``) included.
         body: the whole body, empty if there is none, None if Envoy does not show it.
+        identity: whose request it is.
 
     Raises:
         InvalidJson, InvalidRequest, MissingModel: the caller must change the request.
     """
     if body is None:
-        return RequestProfile(Endpoint.PASS)
+        return RequestProfile(Endpoint.PASS, identity=identity)
     path = headers.get(":path", "/").partition("?")[0]
     read = _READERS.get(path) if headers.get(":method", "POST") == "POST" else None
     if read is None and not body:
-        return RequestProfile(Endpoint.PASS, counted=False)
+        return RequestProfile(Endpoint.PASS, counted=False, identity=identity)
     plain = readable_json(
         body,
         headers.get("content-type", ""),
@@ -56,13 +62,16 @@ def read_request(
         policy.max_decoded_bytes,
     )
     if plain is None:
-        return RequestProfile(Endpoint.PASS, body_bytes=len(body))
+        return RequestProfile(Endpoint.PASS, body_bytes=len(body), identity=identity)
     if read is None:
-        return RequestProfile(Endpoint.PASS, model=_model_hint(plain), body_bytes=len(body))
+        return RequestProfile(
+            Endpoint.PASS, model=_model_hint(plain), body_bytes=len(body), identity=identity
+        )
     profile = read(plain)
     if not profile.model:
         raise MissingModel("The request body must name a 'model'.", param="model")
-    return profile
+    encoded = headers.get("content-encoding", "").strip().lower() not in ("", "identity")
+    return replace(profile, identity=identity, editable=not encoded)
 
 
 def _model_hint(body: bytes) -> str | None:

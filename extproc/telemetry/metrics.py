@@ -14,7 +14,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.scheduler import Scheduler, ServedModel
+from extproc.decision.ticket import ServedModel
+from extproc.scheduler import Scheduler
+from extproc.telemetry.admission import admission_metrics
 
 _FAST_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 _SLOW_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -97,6 +99,19 @@ class Metrics:
             ("model", "error"),
             registry=self.registry,
         )
+        self.shadow_verdicts = Counter(
+            "kvgate_shadow_admission",
+            "Requests that ran although admission, in shadow, would not have let them: waits,"
+            " or a refusal's code.",
+            ("model", "verdict"),
+            registry=self.registry,
+        )
+        self.degraded = Counter(
+            "kvgate_degraded_requests",
+            "Steps of degrade ladders taken instead of refusals.",
+            ("model", "step"),
+            registry=self.registry,
+        )
         self.loop_lag_s = Histogram(
             "kvgate_event_loop_lag_seconds",
             "How late the event loop came back to a timer: what every stream waits for.",
@@ -165,6 +180,14 @@ class ModelMetrics:
             self._requests[key] = child
         child.inc()
 
+    def count_shadow(self, verdict: str) -> None:
+        """What admission would have done with a request that it let run."""
+        self._metrics.shadow_verdicts.labels(self._model, verdict).inc()
+
+    def count_degraded(self, step: str) -> None:
+        """A degrade step was taken instead of a refusal."""
+        self._metrics.degraded.labels(self._model, step).inc()
+
     def count_outcome(self, error: str) -> None:
         """How a request ended on its engine."""
         self._metrics.outcomes.labels(self._model, error).inc()
@@ -181,13 +204,6 @@ class ModelMetrics:
 _Sample = tuple[str, str, Callable[[ServedModel, float], float]]
 
 _MODEL_GAUGES: tuple[_Sample, ...] = (
-    ("kvgate_running_requests", "Leases held.", lambda served, _: served.admission.running),
-    ("kvgate_queued_requests", "Requests waiting.", lambda served, _: served.admission.waiting),
-    (
-        "kvgate_queue_oldest_seconds",
-        "Wait of the head of the queue.",
-        lambda served, now: served.admission.oldest_wait_s(now),
-    ),
     (
         "kvgate_index_bytes",
         "Memory of the prefix index.",
@@ -257,6 +273,7 @@ class _CoreCollector(Collector):
             for model, served in models.items():
                 counter.add_metric((model,), read(served, now))
             yield counter
+        yield from admission_metrics(self._scheduler, now)
         yield from _worker_gauges(models.items(), now)
 
 

@@ -7,19 +7,19 @@ import pytest
 
 from extproc.fleet.pool import Pool
 from extproc.fleet.worker import WorkerState
-from extproc.routing.picker import Picker
-from extproc.routing.router import Route, cached_tokens, route
+from extproc.routing.prediction import cached_tokens
+from extproc.routing.router import Asked, Route, Router
 from extproc.tokens.keyer import PromptKeys
 from tests.support.builders import BLOCK, join, pool, prompt_keys, snapshot, text_blocks
 
-PICKER = Picker(random.Random(3))
+RNG = random.Random(3)
 X = text_blocks(1, 20)
 Y = text_blocks(2, 20)
 
 
 def routed(pool: Pool, *token_ids: list[int], now: float = 0.0, needs_slot: bool = True) -> Route:
     prompts = [prompt_keys(ids) for ids in token_ids]
-    return route(pool, prompts, now, PICKER, needs_slot=needs_slot)
+    return Router(pool, RNG).route(prompts, now, Asked(needs_slot=needs_slot))
 
 
 def warm(pool: Pool, number: int, ids: list[int]) -> None:
@@ -53,7 +53,7 @@ class TestCost:
         assert routed(some, X).columns == [1, 0]
 
     def test_pending_prefill_counts_until_the_first_token(self) -> None:
-        some = joined(2, routing={"running_cost_tokens": 0})
+        some = joined(2, routing={"weights": {"running": 0}})
         booking = some.book(0, 1_000, "lease")
         assert [routed(some, X).columns[0] for _ in range(20)] == [1] * 20
         some.first_token(booking)
@@ -71,7 +71,7 @@ class TestCost:
     def test_prompts_without_keys_are_balanced_by_load(self) -> None:
         some = joined(2)
         some.book(0, 0, "lease")
-        chosen = route(some, [PromptKeys(500)], 0.0, PICKER)
+        chosen = Router(some, random.Random(3)).route([PromptKeys(500)], 0.0)
         assert (chosen.columns[0], chosen.cached_tokens, chosen.uncached_tokens) == (1, 0, 500)
 
     @pytest.mark.parametrize(("minimum", "credit"), [(39, 40), (40, 40), (41, 0)])

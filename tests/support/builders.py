@@ -13,12 +13,13 @@ from xxhash import xxh3_64_intdigest
 
 from extproc.cache.digest import HASH_NAME, WIRE_VERSION, BlockDigest, DigestShape
 from extproc.cache.feed import Delta, Snapshot
+from extproc.decision.ticket import ServedModel, Ticket
 from extproc.errors import Refusal
 from extproc.fleet.pool import Pool
 from extproc.fleet.worker import Introduction, LoadReport, Worker, WorkerState
 from extproc.policy import Policy, PoolPolicy, ReportPolicy, TokenizationPolicy, parse_policy
 from extproc.request.profile import ChatPrompt, Endpoint, Prompt, RequestProfile
-from extproc.scheduler import Scheduler, ServedModel, Ticket
+from extproc.scheduler import Scheduler
 from extproc.tokens.blocks import Keys, block_keys, root_key
 from extproc.tokens.keyer import PromptKeyer, PromptKeys
 from extproc.tokens.template import ChatTemplate
@@ -205,7 +206,7 @@ class Fleet:
         self.scheduler = scheduler(pool_policy(**pool), seed=seed)
         self.served: ServedModel = self.scheduler.models[MODEL]
         self.pool = self.served.pool
-        self.admission = self.served.admission
+        self.admission = self.scheduler.admission
         self.workers = [join(self.pool, number, slots=slots) for number in range(workers)]
 
     def arrive(
@@ -229,7 +230,7 @@ class Fleet:
     def idle(self) -> bool:
         """Nothing runs, waits or is booked."""
         table = self.pool.table
-        counts = (self.admission.running, self.admission.waiting, len(self.served.waiting))
+        counts = (self.admission.running, self.admission.waiting)
         return (
             not any(counts)
             and not table.in_flight.any()

@@ -98,7 +98,7 @@ class SimulatedEngines:
     model_dir: Path
     flags: tuple[str, ...] = ()
     start_limit_s: float = START_LIMIT_S
-    has_middleware: bool = False
+    has_middleware: bool = True
 
     def command(self, worker: Worker) -> list[str]:
         flags = _flags(
@@ -109,6 +109,8 @@ class SimulatedEngines:
             kv_replay_port=worker.kv_replay_port,
             max_num_seqs=SLOTS,
         )
+        if worker.socket is not None:
+            flags += _flags(socket=worker.socket)
         return [sys.executable, "-m", "workers.simulator", *flags, *self.flags]
 
     def environment(self, _worker: Worker) -> dict[str, str]:

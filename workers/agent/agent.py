@@ -37,7 +37,8 @@ LOOK_TIMEOUT_SHARE = 0.8
 """A look must end within this share of the report interval."""
 MIN_LOOK_TIMEOUT_S = 0.4
 FIRST_LOOK_PAUSE_S = 0.2
-"""Pause between looks at an engine that is not ready; doubles up to the report interval."""
+"""Pause between looks at an engine that is not ready or in doubt; doubles up to the report
+interval."""
 
 log = logging.getLogger("kvgate.agent")
 
@@ -184,7 +185,7 @@ class Agent:
             began_s = self._clock()
             timeout_s = max(MIN_LOOK_TIMEOUT_S, LOOK_TIMEOUT_SHARE * interval_s)
             self._observe(await self._probe.look(timeout_s))
-            if self._engine.ready:
+            if self._engine.ready and not self._engine.in_doubt:
                 wait_s, pause_s = interval_s, FIRST_LOOK_PAUSE_S
             else:
                 wait_s, pause_s = min(pause_s, interval_s), 2 * pause_s

@@ -7,6 +7,7 @@ numbers are. Pure: time is handed in.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -94,6 +95,11 @@ class EngineState:
         self.answer: Answer | None = None
         """How it answered last; None before the first look."""
         self.metrics_broken = False
+        self.in_doubt = False
+        """It served, and the last look showed a bad health page or no models: look again soon.
+        Servers refuse a page when they are busy; only the next bad look takes it out."""
+        self.looked_at_s = -math.inf
+        """When the last look was taken in."""
         self._metrics: EngineMetrics | None = None
         self._metrics_at_s = 0.0
         self._signals = NO_SIGNALS
@@ -142,6 +148,7 @@ class EngineState:
     def observe(self, look: Look, now_s: float, requests: RequestWatch | None = None) -> CacheFate:
         """Take a look in; ``now_s`` is monotonic time, ``requests`` what the middleware tells."""
         requests = requests if requests and requests.known else None
+        self.looked_at_s = now_s
         self.answer = look.answer
         if look.answer is Answer.REFUSED:
             return self._end_life()
@@ -156,6 +163,10 @@ class EngineState:
         return self._take(look, look.metrics, requests, now_s)
 
     def _take_pages(self, look: Look) -> None:
+        serves = look.healthy and look.models != ()
+        self.in_doubt = self._listed and self._healthy and not serves and not self.in_doubt
+        if self.in_doubt:
+            return
         self._healthy = look.healthy
         if look.models is not None:
             self._listed = bool(look.models)
@@ -169,7 +180,7 @@ class EngineState:
         self._signals = NO_SIGNALS
         self._meter = SignalMeter()
         self._progress.forget()
-        self._listed = self._healthy = self._served = self._asleep = False
+        self._listed = self._healthy = self._served = self._asleep = self.in_doubt = False
         self._missed = 0
         return CacheFate.KEPT if told else CacheFate.NEW_LIFE
 

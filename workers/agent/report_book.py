@@ -18,6 +18,9 @@ from workers.agent.pool_terms import DEFAULT_REPORT_INTERVAL_S, PoolTerms
 from workers.agent.tiers import Tier
 from workers.agent.worker_report import WorkerReport
 
+SOONEST, LATEST = 0.5, 1.25
+"""A load goes out with each look at the engine, so that its numbers are new: of the report
+interval, how soon after the one before, and how long it waits for a look that is late."""
 FINISHED_DELAY_S = 0.02
 """Finished requests wait this long for others, so that bursts share a message."""
 MAX_FINISHED = 4_096
@@ -104,7 +107,8 @@ class ReportBook:
     def _load_due_s(self) -> float:
         if self._worker.state != self._told_state:
             return -math.inf
-        return self._load_at_s + self._interval_s
+        news = self._worker.engine.looked_at_s > self._load_at_s
+        return self._load_at_s + self._interval_s * (SOONEST if news else LATEST)
 
     def _hot_due_s(self) -> float:
         return self._hot_at_s + self._interval_s if self._hot else math.inf

@@ -97,7 +97,7 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, LogFormat]:
         type=float,
         default=DEFAULT_FROZEN_AFTER_S,
         metavar="S",
-        help="frozen when requests run and no counter moves for so long (default: 10)",
+        help="frozen when requests run and no counter moves for so long (default: 30)",
     )
     add(
         "--drain-s",

@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     ):  # fmt: skip
         add(f"--{name}", type=int, default=getattr(defaults, name.replace("-", "_")))
     add("--max-queued", "--max-num-queued-reqs", type=int, help="no limit without the flag")
+    add("--socket", type=Path, metavar="PATH", help="agent's Unix socket, told of requests")
     add("--speedup", type=float, default=defaults.speedup, help="divides all step times")
     add("--shutdown-s", type=float, default=defaults.shutdown_s)
     add("--timing", choices=sorted(PRESETS), default="rtx-pro-6000")

@@ -27,6 +27,7 @@ from workers.simulator.prompt import Prompter
 from workers.simulator.requests import EngineRequest
 from workers.simulator.settings import SimulatorSettings
 from workers.simulator.speaker import Speaker
+from workers.simulator.telling import write
 
 THREAD_BODY_BYTES = 32_768
 """Bodies from here on are tokenised in a thread, so that streams keep their pace."""
@@ -136,13 +137,13 @@ class GenerationHandler:
                 for piece in pieces:
                     reply.add(piece)
                     chunk += dialect.piece(reply, piece)
-                await response.write(chunk)
+                await write(request, response, chunk)
             reply.usage = generation.usage
-            await response.write(dialect.closing(reply))
+            await write(request, response, dialect.closing(reply))
         except ApiError as error:
             if not response.prepared:
                 raise
-            await response.write(dialect.failure(error))
+            await write(request, response, dialect.failure(error))
         finally:
             self._loop.cancel(generation)
         await response.write_eof()

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from workers.simulator.answers import json_answer
 from workers.simulator.dialects import ChatDialect, CompletionsDialect, Dialect
@@ -26,6 +27,7 @@ from workers.simulator.pages import Pages
 from workers.simulator.prompt import Prompter
 from workers.simulator.settings import SimulatorSettings
 from workers.simulator.speaker import Speaker
+from workers.simulator.telling import RequestTeller
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class Simulator:
         self.publisher = _publisher(settings)
         self._prompter = Prompter(settings.model_dir)
         self._metrics = EngineMetrics(self.engine, settings.model_name, settings.adapters)
+        self._teller = RequestTeller(settings.socket) if settings.socket else None
         self._runner: web.AppRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.port = settings.port
@@ -80,6 +83,8 @@ class Simulator:
         self._tasks.append(self.engine_task)
         if self.publisher is not None:
             self._tasks.append(asyncio.create_task(self.publisher.serve_replays()))
+        if self._teller is not None:
+            self._teller.start()
         self._runner = web.AppRunner(
             self._app(),
             access_log=None,
@@ -97,6 +102,8 @@ class Simulator:
                 await site.stop()
             await self._loop.drain(self.settings.shutdown_s)
             await self._runner.cleanup()
+        if self._teller is not None:
+            self._teller.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -104,7 +111,10 @@ class Simulator:
             self.publisher.close()
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_plain_errors])
+        middlewares: list[Middleware] = [_plain_errors]
+        if self._teller is not None:
+            middlewares.insert(0, self._teller.middleware())
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
         app.on_response_prepare.append(_echo_request_id)
         speaker = Speaker(self._prompter.tokenizer)
         faults = Faults()

@@ -24,6 +24,8 @@ class SimulatorSettings:
             does; False sends them at once, as plain vLLM does.
         max_queued: requests running and waiting before a 503; None for no limit.
         seed: seed of the block hashes; workers with different seeds share no hash.
+        socket: Unix socket of the agent, told of requests as kvgate's middleware does;
+            None tells nobody.
         shutdown_s: how long requests in flight may finish after SIGTERM.
     """
 
@@ -44,6 +46,7 @@ class SimulatorSettings:
     hold_headers: bool = True
     max_queued: int | None = None
     seed: int = 0
+    socket: Path | None = None
     shutdown_s: float = 0.5
     timing: StepTimes = RTX_PRO_6000
 

@@ -1,0 +1,286 @@
+"""Several routers in front of the same simulated cluster with the same arrivals.
+
+Each arm gets fresh workers with empty caches. Arms take turns round by round, forwards and
+backwards, so that drift of the machine hits all alike; medians over the rounds are shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from benchmarks.cluster import (
+    MODEL,
+    Cluster,
+    Engine,
+    Front,
+    engines,
+    envoy_front,
+    kvgate_front,
+    wait_until_served,
+    write_policy,
+)
+from benchmarks.load.client import Wire
+from benchmarks.load.driver import Drive
+from benchmarks.load.figures import as_json, figures, imbalance
+from benchmarks.load.run import Measured, describe, draw, measure, write_samples
+from benchmarks.load.sample import Budgets
+from benchmarks.machine import machine_facts
+from benchmarks.peers import PEERS, CannotInstall, installed, peer_front, version
+from benchmarks.report import console, median, print_table, write_json
+from benchmarks.rig import RigFailure
+from benchmarks.workloads.catalog import workload
+from benchmarks.workloads.plan import Planned, PlanError
+from benchmarks.workloads.traces import cut, read_trace
+
+KVGATE = "kvgate"
+ENVOY_ARMS = {
+    "envoy:round_robin": "ROUND_ROBIN",
+    "envoy:least_request": "LEAST_REQUEST",
+    "envoy:ring_hash": "RING_HASH",
+}
+PEER_ARMS = {peer.name: peer for peer in PEERS}
+ALL_ARMS = (KVGATE, *ENVOY_ARMS, *PEER_ARMS)
+BALANCED = Path(__file__).parent / "policies" / "balanced.yaml"
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Everything the run depends on.
+
+    ``arms``: ``kvgate`` (the policy), ``kvgate:PROFILE`` (the policy with another routing
+    profile), ``envoy:POLICY`` or ``PACKAGE:POLICY`` of a peer.
+    """
+
+    arms: tuple[str, ...] = ALL_ARMS
+    workloads: tuple[str, ...] = ("shared", "chats", "mix")
+    """Kinds, YAML files or trace files."""
+    seed: int = 1
+    rounds: int = 1
+    duration_s: float = 45.0
+    rate_per_s: float | None = None
+    """Of every workload; None: each its own."""
+    trace_speedup: float = 10.0
+    trace_spread_s: float = 3.0
+    cluster: Cluster = Cluster()
+    budgets: Budgets = Budgets(ttft_s=1.0, tpot_s=0.05)
+    policy: Path = BALANCED
+    processes: int = 1
+    output: Path = Path(".kvgate/bench/compare")
+
+    def plan(self, source: str) -> list[Planned]:
+        """Requests of a workload or a trace.
+
+        Raises:
+            PlanError: there is no such one.
+        """
+        if source.endswith((".jsonl", ".csv")):
+            trace = read_trace(Path(source), spread_s=self.trace_spread_s, seed=self.seed)
+            longest = self.cluster.max_model_len // 2
+            quick = cut(trace, speedup=self.trace_speedup, max_prompt_tokens=longest)
+            return [request for request in quick if request.at_s < self.duration_s]
+        made = workload(
+            source, seed=self.seed, rate_per_s=self.rate_per_s, duration_s=self.duration_s
+        )
+        return made.requests()
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """One round of one arm: a run and what the router spent on it."""
+
+    measured: Measured
+    cpu_s: float
+    beside_cpu_s: float
+    """CPU of kvgate's agents."""
+    peak_bytes: int
+    command: list[str]
+
+
+Turns = dict[str, list[Turn]]
+
+
+def run(settings: Comparison, model_dir: Path) -> dict[str, Any]:
+    """Measure every arm with every workload, print, plot and write what they showed."""
+    for name in settings.arms:
+        _check_arm(name)
+    arms, skipped = _available(settings.arms)
+    plans = {source: settings.plan(source) for source in settings.workloads}
+    found = {}
+    for source, plan in plans.items():
+        title = Path(source).stem
+        turns = _measure(title, settings, arms, plan, model_dir)
+        found[title] = {
+            "plan": describe(plan),
+            "arms": {name: _arm_result(each, settings) for name, each in turns.items()},
+        }
+        _print(title, found[title], settings)
+        folder = settings.output / title
+        draw(folder, {name: each[0].measured for name, each in turns.items() if each})
+        for name, each in turns.items():
+            for number, turn in enumerate(each):
+                path = folder / f"{name.replace(':', '-')}-{number + 1}.jsonl"
+                write_samples(path, turn.measured.samples)
+    result = {
+        "machine": machine_facts(),
+        "settings": msgspec.to_builtins(settings, enc_hook=str),
+        "versions": {PEER_ARMS[n].package: version(PEER_ARMS[n]) for n in arms if n in PEER_ARMS},
+        "skipped": skipped,
+        "workloads": found,
+    }
+    write_json(settings.output / "compare.json", result)
+    return result
+
+
+def _check_arm(name: str) -> None:
+    if name not in ALL_ARMS and not name.startswith(f"{KVGATE}:"):
+        raise PlanError(f"no arm {name!r}; there are {', '.join(ALL_ARMS)} and kvgate:PROFILE")
+
+
+def _available(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Arms that can run, and why the others cannot."""
+    skipped = {}
+    for name in names:
+        if name not in PEER_ARMS:
+            continue
+        try:
+            with console.status(f"installing {name}"):
+                installed(PEER_ARMS[name])
+        except CannotInstall as error:
+            skipped[name] = str(error)
+            console.print(f"{name} is skipped: {error}", markup=False, soft_wrap=True)
+    return [name for name in names if name not in skipped], skipped
+
+
+def _measure(
+    title: str,
+    settings: Comparison,
+    arms: Sequence[str],
+    plan: Sequence[Planned],
+    model_dir: Path,
+) -> Turns:
+    turns: Turns = {name: [] for name in arms}
+    for number in range(settings.rounds):
+        for name in arms if number % 2 == 0 else reversed(arms):
+            try:
+                turns[name].append(_turn(f"{title}, {name}", name, settings, plan, model_dir))
+            except RigFailure as failure:
+                console.print(f"{name} failed: {failure}", markup=False, soft_wrap=True)
+    return turns
+
+
+def _turn(
+    title: str, name: str, settings: Comparison, plan: Sequence[Planned], model_dir: Path
+) -> Turn:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvgate-compare-")))
+        workers = stack.enter_context(engines(settings.cluster, model_dir, folder))
+        front = stack.enter_context(_front(name, settings, workers, model_dir, folder))
+        wait_until_served(front)
+        drive = Drive(Wire(front.url, MODEL), model_dir, settings.seed, None, settings.processes)
+        before, beside = front.usage(), front.beside_usage()
+        urls = [engine.url for engine in workers]
+        measured = asyncio.run(measure(title, drive, plan, urls))
+        return Turn(
+            measured,
+            (front.usage() - before).cpu_s,
+            (front.beside_usage() - beside).cpu_s,
+            front.peak_bytes(),
+            list(map(str, front.processes[0].process.args)),
+        )
+
+
+@contextmanager
+def _front(
+    name: str, settings: Comparison, workers: list[Engine], model_dir: Path, folder: Path
+) -> Iterator[Front]:
+    if name in ENVOY_ARMS:
+        front = envoy_front(workers, ENVOY_ARMS[name], folder)
+    elif name in PEER_ARMS:
+        front = peer_front(PEER_ARMS[name], workers, folder)
+    else:
+        policy = write_policy(settings.policy, model_dir, folder)
+        _set_profile(policy, name.partition(":")[2])
+        front = kvgate_front(settings.cluster, workers, policy, folder)
+    with front as ready:
+        yield ready
+
+
+def _set_profile(policy: Path, profile: str) -> None:
+    if profile:
+        content = yaml.safe_load(policy.read_text(encoding="utf-8"))
+        for pool in content["pools"]:
+            pool["routing"] = {**pool.get("routing", {}), "profile": profile}
+        policy.write_text(yaml.safe_dump(content), encoding="utf-8")
+
+
+# What the arms showed
+
+
+def _arm_result(turns: Sequence[Turn], settings: Comparison) -> dict[str, Any]:
+    """Every round's figures; empty for an arm that never ran."""
+    rounds = [_round(turn, settings) for turn in turns]
+    return {
+        "command": turns[0].command if turns else [],
+        "rounds": rounds,
+        "medians": {
+            name: median(each["five"][name] for each in rounds) for name in _FIVE if rounds
+        },
+    }
+
+
+def _round(turn: Turn, settings: Comparison) -> dict[str, Any]:
+    found = figures(turn.measured.samples, settings.budgets)
+    watch = turn.measured.watch
+    assert watch is not None
+    held_s = found.queue_s.mean if found.queue_s.mean == found.queue_s.mean else 0.0
+    five = {
+        "hit_ratio": found.hit_ratio,
+        "ttft_p50_ms": 1_000 * found.ttft_s.p50,
+        "ttft_p99_ms": 1_000 * found.ttft_s.p99,
+        "load_deviation": imbalance(look.load for look in watch.looks),
+        "output_tokens_per_s": found.output_tokens_per_s,
+        "goodput_per_s": found.goodput_per_s,
+        "queue_ms": 1_000 * (watch.engine_queue_s + held_s),
+        "cpu_ms": 1_000 * turn.cpu_s / max(1, found.requests),
+        "agents_cpu_ms": 1_000 * turn.beside_cpu_s / max(1, found.requests),
+        "memory_mb": turn.peak_bytes / 1e6,
+        "not_served": float(found.requests - found.served),
+    }
+    return {"five": five, "figures": as_json(found)}
+
+
+_FIVE: dict[str, tuple[str, Callable[[float], str]]] = {
+    "hit_ratio": ("hit ratio", "{:.3f}".format),
+    "ttft_p50_ms": ("TTFT p50", "{:,.0f}".format),
+    "ttft_p99_ms": ("p99 ms", "{:,.0f}".format),
+    "load_deviation": ("load sd", "{:.2f}".format),
+    "output_tokens_per_s": ("tok/s", "{:,.0f}".format),
+    "goodput_per_s": ("good/s", "{:.2f}".format),
+    "queue_ms": ("queue ms", "{:,.0f}".format),
+    "cpu_ms": ("CPU ms", "{:.2f}".format),
+    "agents_cpu_ms": ("agents", "{:.2f}".format),
+    "memory_mb": ("MB", "{:,.0f}".format),
+    "not_served": ("failed", "{:.0f}".format),
+}
+"""The five figures and the router's cost: field, column, form."""
+
+
+def _print(title: str, found: dict[str, Any], settings: Comparison) -> None:
+    rows = [
+        (name, *(form(arm["medians"][field]) for field, (_, form) in _FIVE.items()))
+        for name, arm in found["arms"].items()
+        if arm["rounds"]
+    ]
+    plan = found["plan"]
+    print_table(
+        f"{title}: {plan['requests']} requests in {plan['span_s']:.0f} s, "
+        f"{settings.cluster.workers} workers, {settings.rounds} rounds (medians)",
+        ("", *(column for column, _ in _FIVE.values())),
+        rows,
+    )

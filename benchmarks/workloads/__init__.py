@@ -1,0 +1,1 @@
+"""What is sent: planned requests, from traces or made by seed, and their prompts."""

@@ -1,0 +1,285 @@
+"""``FairQueue``: who of a pool's waiting requests is next.
+
+Lanes come by priority, with a minimum share for those below; within a lane tenants take
+turns by deficit round robin over tokens of work (Shreedhar and Varghese, SIGCOMM 1995);
+within a tenant and lane requests keep their order, except that one whose model, adapter
+or quota has no room does not hold up the tenant's others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Protocol
+
+from extproc.admission.demand import Demand
+from extproc.admission.drain_rate import DrainRate
+from extproc.policy import LanePolicy
+
+
+class Verdict(Enum):
+    """Whether a waiting request could run now."""
+
+    RUN = "run"
+    LATER = "later"
+    """It is too large for what is free: when its turn comes, it is kept room."""
+    NO = "no"
+    """Nothing of its kind can run: others pass it."""
+
+
+class Gate(Protocol):
+    """What a request needs beside its turn."""
+
+    def check(self, demand: Demand) -> Verdict:
+        """Whether it could run now."""
+
+    def claim(self, demand: Demand) -> None:
+        """It has its turn and waits for room: what it needs is not given to others."""
+
+
+class Flow:
+    """One tenant's waiting requests in one lane, and the work it may still add this turn."""
+
+    __slots__ = ("deficit", "kinds", "tokens", "weight")
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.deficit = 0.0
+        self.tokens = 0
+        self.kinds: dict[tuple[object, ...], OrderedDict[str, Demand]] = {}
+
+    def add(self, demand: Demand) -> None:
+        """Wait behind others of its kind."""
+        self.kinds.setdefault(demand.kind, OrderedDict())[demand.id] = demand
+        self.tokens += demand.cost_tokens
+
+    def remove(self, demand: Demand) -> None:
+        """It waits no more."""
+        kind = self.kinds[demand.kind]
+        del kind[demand.id]
+        if not kind:
+            del self.kinds[demand.kind]
+        self.tokens -= demand.cost_tokens
+
+    def head(self, gate: Gate) -> tuple[Demand | None, Verdict]:
+        """The first to have come among those whose kind can run."""
+        if len(self.kinds) == 1:
+            (kind,) = self.kinds.values()
+            heads = [next(iter(kind.values()))]
+        else:
+            heads = [next(iter(kind.values())) for kind in self.kinds.values()]
+            heads.sort(key=lambda demand: demand.sequence)
+        for demand in heads:
+            verdict = gate.check(demand)
+            if verdict is not Verdict.NO:
+                return demand, verdict
+        return None, Verdict.NO
+
+
+class Lane:
+    """One lane of one pool.
+
+    Attributes:
+        waiting: its requests by the time they entered it.
+        flows: tenants with waiting requests; the first has the turn.
+        tokens: work that waits.
+        credit: work that the lane may run before its turn, from its minimum share.
+        served: work that it ran for its weight, comparable among lanes of one priority.
+    """
+
+    def __init__(self, policy: LanePolicy, quantum_tokens: int) -> None:
+        self.policy = policy
+        self.waiting: OrderedDict[str, Demand] = OrderedDict()
+        self.flows: OrderedDict[str, Flow] = OrderedDict()
+        self.tokens = 0
+        self.credit = 0.0
+        self.served = 0.0
+        self.drain = DrainRate()
+        self._quantum = quantum_tokens
+        self._weights = 0.0
+        self._turn_begun = False
+        self._holders: set[str] = set()
+
+    def add(self, demand: Demand, now: float) -> None:
+        """Wait for the tenant's turn."""
+        demand.entered_at = now
+        self.waiting[demand.id] = demand
+        flow = self.flows.get(demand.tenant)
+        if flow is None:
+            flow = self.flows[demand.tenant] = Flow(demand.weight)
+            self._weights += flow.weight
+            self.drain.resume(now)
+        flow.add(demand)
+        self.tokens += demand.cost_tokens
+
+    def remove(self, demand: Demand, now: float) -> None:
+        """It waits no more; a tenant with nothing waiting keeps no claim."""
+        del self.waiting[demand.id]
+        flow = self.flows[demand.tenant]
+        flow.remove(demand)
+        self.tokens -= demand.cost_tokens
+        if not flow.kinds:
+            if next(iter(self.flows)) == demand.tenant:
+                self._turn_begun = False
+            del self.flows[demand.tenant]
+            self._holders.discard(demand.tenant)
+            self._weights -= flow.weight
+        if not self.flows:
+            self._weights = 0.0
+            self.credit = 0.0
+            self.drain.pause(now)
+
+    def candidate(self, gate: Gate) -> Demand | None:
+        """Whose turn it is among those that can run; asking again gives the same answer."""
+        for tenant in list(self._holders):
+            flow = self.flows[tenant]
+            demand, verdict = flow.head(gate)
+            if demand is None or flow.deficit < demand.cost_tokens:
+                self._holders.discard(tenant)
+            elif verdict is Verdict.RUN:
+                return demand
+            else:
+                gate.claim(demand)
+        return self._go_round(gate)
+
+    def _go_round(self, gate: Gate) -> Demand | None:
+        """Turns go round until a tenant has saved up the cost of its request.
+
+        Rounds that would only add up are skipped in one step. Who has its turn and waits
+        for room keeps it.
+        """
+        able: list[tuple[Flow, Demand]] = []
+        for _ in range(len(self.flows)):
+            tenant, flow = next(iter(self.flows.items()))
+            demand, verdict = (None, Verdict.NO) if tenant in self._holders else flow.head(gate)
+            if demand is not None:
+                if not self._turn_begun:
+                    flow.deficit += self._quantum * flow.weight
+                    self._turn_begun = True
+                if flow.deficit < demand.cost_tokens:
+                    able.append((flow, demand))
+                elif verdict is Verdict.RUN:
+                    return demand
+                else:
+                    self._holders.add(tenant)
+                    gate.claim(demand)
+            self._pass_on(tenant)
+        if not able:
+            return None
+        rounds = min(
+            math.ceil((demand.cost_tokens - flow.deficit) / (self._quantum * flow.weight))
+            for flow, demand in able
+        )
+        for flow, _ in able:
+            flow.deficit += (rounds - 1) * self._quantum * flow.weight
+        return self._go_round(gate)
+
+    def run(self, demand: Demand, now: float) -> None:
+        """The candidate runs."""
+        flow = self.flows[demand.tenant]
+        flow.deficit -= demand.cost_tokens
+        self.served += demand.cost_tokens / self.policy.weight
+        self.drain.add(demand.cost_tokens, now)
+        self.remove(demand, now)
+
+    def earn(self, admitted_tokens: int) -> None:
+        """Others ran so much while this lane waited: part of it is its own."""
+        oldest = next(iter(self.waiting.values()))
+        cap = 2.0 * max(admitted_tokens, oldest.cost_tokens)
+        self.credit = min(cap, self.credit + self.policy.min_share * admitted_tokens)
+
+    def charge(self, tenant: str, excess_tokens: int) -> None:
+        """A tenant's request was larger than it said, or smaller: its turn pays for that."""
+        flow = self.flows.get(tenant)
+        if flow is not None:
+            flow.deficit -= excess_tokens
+
+    @property
+    def due(self) -> bool:
+        """Whether its minimum share has saved up the cost of the request that waited longest."""
+        return self.credit >= next(iter(self.waiting.values())).cost_tokens
+
+    def work_ahead(self, tenant: str, weight: float, cost_tokens: int) -> float:
+        """Work that runs before a request that comes now has run: the tenant's own, and as
+        much for each unit of weight of the others as long as they have it."""
+        flow = self.flows.get(tenant)
+        own = flow.tokens if flow is not None else 0
+        weights = self._weights if flow is not None else self._weights + weight
+        by_turns = (own + cost_tokens) / weight * weights
+        return min(by_turns, self.tokens + cost_tokens)
+
+    def _pass_on(self, tenant: str) -> None:
+        self.flows.move_to_end(tenant)
+        self._turn_begun = False
+
+
+class FairQueue:
+    """All lanes of one pool, highest priority first."""
+
+    def __init__(self, lanes: Sequence[LanePolicy], quantum_tokens: int) -> None:
+        ordered = sorted(lanes, key=lambda lane: lane.priority)
+        self.lanes = {lane.name: Lane(lane, quantum_tokens) for lane in ordered}
+        self._order = list(self.lanes.values())
+
+    def __len__(self) -> int:
+        return sum([len(lane.waiting) for lane in self._order])
+
+    def __iter__(self) -> Iterator[Demand]:
+        for lane in self._order:
+            yield from lane.waiting.values()
+
+    def add(self, demand: Demand, now: float) -> None:
+        """Wait in the demand's lane."""
+        lane = self.lanes[demand.lane]
+        if not lane.waiting:
+            # A lane that comes back is even with its peers: idle time saves nothing up.
+            peers = [each.served for each in self._order if each.waiting and _peers(each, lane)]
+            lane.served = max(lane.served, min(peers, default=0.0))
+        lane.add(demand, now)
+
+    def remove(self, demand: Demand, now: float) -> None:
+        """It waits no more."""
+        self.lanes[demand.lane].remove(demand, now)
+
+    def candidate(self, gate: Gate) -> Demand | None:
+        """Who is next, or None when nobody can run."""
+        waiting = [lane for lane in self._order if lane.waiting]
+        waiting.sort(key=lambda lane: (not lane.due, lane.policy.priority, lane.served))
+        for lane in waiting:
+            demand = lane.candidate(gate)
+            if demand is not None:
+                return demand
+        return None
+
+    def run(self, demand: Demand, now: float) -> None:
+        """The candidate runs; lanes with a minimum share that go on waiting gain credit."""
+        cost_tokens = demand.cost_tokens
+        for lane in self._order:
+            if lane.waiting and lane.policy.min_share:
+                lane.earn(cost_tokens)
+        lane = self.lanes[demand.lane]
+        lane.credit = max(0.0, lane.credit - cost_tokens)
+        lane.run(demand, now)
+
+    def promote(self, now: float) -> None:
+        """Requests that waited their lane's time go on in the next higher priority."""
+        for lane in reversed(self._order):
+            after_s = lane.policy.promote_after_s
+            above = self._above(lane)
+            while after_s is not None and above is not None and lane.waiting:
+                oldest = next(iter(lane.waiting.values()))
+                if now - oldest.entered_at < after_s:
+                    break
+                lane.remove(oldest, now)
+                oldest.lane = above.policy.name
+                self.add(oldest, now)
+
+    def _above(self, lane: Lane) -> Lane | None:
+        higher = [each for each in self._order if each.policy.priority < lane.policy.priority]
+        return higher[-1] if higher else None
+
+
+def _peers(one: Lane, other: Lane) -> bool:
+    return one.policy.priority == other.policy.priority

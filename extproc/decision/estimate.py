@@ -1,0 +1,79 @@
+"""``Estimate``: what would be decided for a request, with every number behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from extproc.admission.controller import AdmissionController
+from extproc.admission.demand import Demand
+from extproc.decision.room import Room
+from extproc.fleet.pool import Pool
+from extproc.routing.router import Route
+
+_MAX_WORKERS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCost:
+    """One worker's place in the ranking: its cost and what it is made of, in the profile's
+    unit (tokens of prefill work for `balanced`)."""
+
+    address: str
+    cost: float
+    terms: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """``verdict``: ``allow``, ``wait``, or a refusal's code. Times in seconds; the wait is
+    None when nothing was seen yet that tells."""
+
+    verdict: str
+    reason: str
+    expected_wait_s: float | None
+    retry_after_s: float | None
+    pool: str
+    lane: str
+    tenant: str
+    prompt_tokens: int
+    cached_tokens: int
+    uncached_tokens: int
+    output_tokens: int
+    workers: tuple[WorkerCost, ...]
+
+
+def estimate_of(
+    admission: AdmissionController,
+    pool: Pool,
+    demand: Demand,
+    route: Route,
+    room: Room,
+    now: float,
+) -> Estimate:
+    """Ask admission and routing, and change nothing."""
+    verdict = admission.preview(demand, room, now)
+    costs = sorted(
+        (
+            WorkerCost(
+                worker.address,
+                sum(float(values[worker.column]) for values in route.terms.values()),
+                {name: float(values[worker.column]) for name, values in route.terms.items()},
+            )
+            for worker in pool.workers.values()
+        ),
+        key=lambda worker: worker.cost,
+    )
+    return Estimate(
+        verdict=verdict.verdict,
+        reason=verdict.reason,
+        expected_wait_s=verdict.expected_wait_s,
+        retry_after_s=verdict.retry_after_s,
+        pool=demand.pool,
+        lane=demand.lane,
+        tenant=demand.tenant,
+        prompt_tokens=route.prompt_tokens,
+        cached_tokens=route.cached_tokens,
+        uncached_tokens=route.uncached_tokens,
+        output_tokens=demand.output_tokens,
+        workers=tuple(costs[:_MAX_WORKERS]),
+    )

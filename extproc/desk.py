@@ -1,0 +1,132 @@
+"""``Desk``: the core with the waiting around it, shared by Envoy's streams and the API.
+
+The core decides at once; what takes time is tokenising long new text and the wait for a
+turn. A ticket exists from ``arrive`` on, and whoever got it calls ``finish`` once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from extproc.cold_text import ColdText
+from extproc.decision.estimate import Estimate
+from extproc.decision.ticket import Decision, ServeInstead, Ticket
+from extproc.errors import ShuttingDown
+from extproc.policy import Policy
+from extproc.request.identity import IdentityReader
+from extproc.request.profile import RequestProfile
+from extproc.scheduler import Scheduler
+from extproc.telemetry.metrics import Metrics
+
+
+@dataclass(slots=True)
+class Desk:
+    """What all requests of a scheduler share. ``clock``: monotonic seconds."""
+
+    scheduler: Scheduler
+    metrics: Metrics
+    cold_text: ColdText
+    clock: Callable[[], float]
+    access_log: bool = False
+    closing: bool = False
+    waiters: dict[Ticket, asyncio.Future[None]] = field(default_factory=dict)
+    identities: IdentityReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.read_identities()
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self.scheduler.policy
+
+    def read_identities(self) -> None:
+        """Tell who asks by the policy in force."""
+        policy = self.policy
+        lanes = [lane.name for lane in policy.admission.lanes]
+        self.identities = IdentityReader(
+            policy.identity, policy.tenants, lanes, policy.tenant_classes
+        )
+
+    async def arrive(self, profile: RequestProfile, *, renewable: bool = False) -> Ticket:
+        """A ticket, decided or waiting; a degrade ladder may have led to another model.
+
+        Raises:
+            Refusal: the request will not run.
+        """
+        if self.closing:
+            raise shutting_down()
+        began_at = self.clock()
+        scheduler = self.scheduler
+        steps: tuple[str, ...] = ()
+        served = scheduler.model_for(profile)
+        while True:
+            prompts = await self.cold_text.keys(served.keyer, profile)
+            now = self.clock()
+            try:
+                ticket = scheduler.arrive(
+                    served,
+                    profile,
+                    prompts,
+                    now,
+                    arrived_at=began_at,
+                    steps=steps,
+                    renewable=renewable,
+                )
+                break
+            except ServeInstead as instead:
+                profile, steps = replace(profile, model=instead.model), instead.steps
+                served = scheduler.model_for(profile)
+        self.metrics.of(served.name).decision_s.observe(self.clock() - began_at)
+        return ticket
+
+    async def turn(self, ticket: Ticket) -> Decision:
+        """The decision, once it is this request's turn.
+
+        Raises:
+            Refusal: it waited in vain.
+        """
+        while ticket.decision is None:
+            if ticket.refusal is not None:
+                raise ticket.refusal
+            waiter = self.waiters[ticket] = asyncio.get_running_loop().create_future()
+            await waiter
+        decision = ticket.decision
+        metrics = self.metrics.of(ticket.served.name)
+        metrics.queue_wait_s.observe(decision.queue_wait_s)
+        metrics.prompt_tokens.inc(decision.prompt_tokens)
+        metrics.cached_tokens.inc(decision.cached_tokens)
+        if ticket.shadow is not None:
+            metrics.count_shadow(ticket.shadow)
+        for step in decision.degraded:
+            metrics.count_degraded(step.partition("=")[0])
+        return decision
+
+    async def estimate(self, profile: RequestProfile) -> Estimate:
+        """What would be decided now.
+
+        Raises:
+            Refusal: no pool or no worker could serve it.
+        """
+        served = self.scheduler.model_for(profile)
+        prompts = await self.cold_text.keys(served.keyer, profile)
+        return self.scheduler.estimate(served, profile, prompts, self.clock())
+
+    def finish(self, ticket: Ticket) -> None:
+        """The request is over, however it ended."""
+        self.waiters.pop(ticket, None)
+        self.wake(self.scheduler.finish(ticket, self.clock()))
+
+    def wake(self, tickets: list[Ticket]) -> None:
+        """Tell the holders of these tickets that their wait is over."""
+        for ticket in tickets:
+            waiter = self.waiters.pop(ticket, None)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+
+
+def shutting_down() -> ShuttingDown:
+    """What new requests are told while the scheduler drains."""
+    return ShuttingDown("This scheduler is shutting down.", retry_after_s=1.0)

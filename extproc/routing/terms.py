@@ -1,0 +1,239 @@
+"""Cost terms: small pure functions over arrays, one value a worker, lowest is best.
+
+Unless a term says otherwise its unit is *tokens of prefill work*; weights turn the others
+into it. What a worker has not told is taken as the pool's mean, never as zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from extproc.fleet.table import Bools, Floats, WorkerTable
+from extproc.policy import Term
+
+_HASH_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+"""The multipliers of splitmix64's finaliser."""
+_SLOW = 1.5
+"""Times slower than the mean from which a worker is slow: below, rates are noise."""
+_SLOWEST = 20.0
+"""How many times slower than the mean a worker is believed to be at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """One request against all workers: what the terms read.
+
+    Attributes:
+        prompt_tokens: of all its prompts.
+        output_tokens: what it is expected to generate, 0 if unknown.
+        cached: prompt tokens that count as cached, by worker.
+        running: requests on each worker, a new worker's discounted.
+        pending_prefill: tokens without a first token on each, discounted likewise.
+        scores: health, 0 to 100.
+        trust: weight of each worker's last report, 1 when fresh, 0 when stale.
+        new: workers that are new among older ones.
+        last, session: columns of the conversation's and the session's last worker, or -1.
+        adapter_loaded: workers that have the request's adapter; None if it needs none.
+        hash_key: of the prompt's beginning or its session; None if it has neither.
+        hash_max_load: bound on a worker's share for consistent hashing.
+    """
+
+    table: WorkerTable
+    usable: Bools
+    prompt_tokens: int
+    output_tokens: int
+    cached: Floats
+    running: Floats
+    pending_prefill: Floats
+    scores: Floats
+    trust: Floats
+    new: Bools
+    last: int = -1
+    session: int = -1
+    adapter_loaded: Bools | None = None
+    hash_key: int | None = None
+    hash_max_load: float = 1.25
+
+
+def uncached(request: Candidates) -> Floats:
+    """Prompt tokens that the worker would have to compute."""
+    return request.prompt_tokens - request.cached
+
+
+def pending_prefill(request: Candidates) -> Floats:
+    """Tokens sent to the worker whose requests have no first token yet."""
+    return request.pending_prefill
+
+
+def running(request: Candidates) -> Floats:
+    """Requests running or waiting on the worker; unit: requests."""
+    return request.running
+
+
+def queued_tokens(request: Candidates) -> Floats:
+    """Prompt tokens to compute and output tokens to generate that we have there."""
+    return request.pending_prefill + request.table.output_tokens
+
+
+def slow_prefill(request: Candidates) -> Floats:
+    """Extra time of the prefills on a much slower worker, in the pool's mean tokens."""
+    slowness = _slowness(request)
+    if slowness is None:
+        return np.zeros(len(request.cached))
+    work = request.pending_prefill + uncached(request)
+    extra: Floats = work * np.maximum(0.0, slowness - _SLOW)
+    return extra
+
+
+def finish(request: Candidates) -> Floats:
+    """When the request would finish: prefills before it and its own, then its output."""
+    slowness = _slowness(request)
+    work = request.pending_prefill + uncached(request)
+    if slowness is not None:
+        work = work * slowness
+    tpot_s = _filled(request.table.tpot_s, request.usable)
+    rate = _mean(request.table.prefill_tokens_per_s, request.usable)
+    if tpot_s is None or rate is None:
+        return work
+    return work + request.output_tokens * tpot_s * rate
+
+
+def kv_pressure(request: Candidates) -> Floats:
+    """KV use beyond 80%, 0 to 1: what comes there pushes running requests out."""
+    usage = _filled(request.table.kv_usage, request.usable, request.trust)
+    if usage is None:
+        return np.zeros(len(request.cached))
+    over: Floats = np.clip((usage - 0.8) / 0.2, 0.0, 1.0)
+    return over
+
+
+def health(request: Candidates) -> Floats:
+    """``100 / score - 1``: nothing for a healthy worker, 1 at 50, 9 at 10."""
+    odds: Floats = 100.0 / np.maximum(request.scores, 1.0) - 1.0
+    return odds
+
+
+def health_loss(request: Candidates) -> Floats:
+    """Points missing from a score of 100."""
+    return 100.0 - request.scores
+
+
+def load(request: Candidates) -> Floats:
+    """Share of the worker's slots in use, 0 to 1."""
+    share: Floats = request.running / np.maximum(request.table.slots, 1)
+    return share
+
+
+def miss_share(request: Candidates) -> Floats:
+    """Share of the prompt that the worker would have to compute, 0 to 1."""
+    share: Floats = uncached(request) / max(1, request.prompt_tokens)
+    return share
+
+
+def prefix_locality(request: Candidates) -> Floats:
+    """Cached tokens, as a gain."""
+    return -request.cached
+
+
+def switch(request: Candidates) -> Floats:
+    """1 for every worker but the conversation's last."""
+    return _elsewhere(request, request.last)
+
+
+def session(request: Candidates) -> Floats:
+    """1 for every worker but the session's last."""
+    return _elsewhere(request, request.session)
+
+
+def adapter_cold(request: Candidates) -> Floats:
+    """1 where the request's adapter would have to be loaded first."""
+    if request.adapter_loaded is None:
+        return np.zeros(len(request.cached))
+    return np.where(request.adapter_loaded, 0.0, 1.0)
+
+
+def last_pick(request: Candidates) -> Floats:
+    """Running number of the worker's last pick: the longest not picked is next."""
+    return request.table.picked_at.astype(np.float64)
+
+
+def hash_rank(request: Candidates) -> Floats:
+    """Rank of each worker for the prompt's beginning, 0 to 1, and 1 more where it is full.
+
+    Rendezvous hashing (Thaler and Ravishankar) with bounded loads (Mirrokni et al.).
+    """
+    if request.hash_key is None:
+        rank = np.zeros(len(request.cached))
+    else:
+        rank = hash_order(request.table.seed, request.hash_key)
+    workers = max(1, int(request.usable.sum()))
+    total = float(request.running[request.usable].sum())
+    bound = np.ceil(request.hash_max_load * (total + 1) / workers)
+    full: Bools = request.running >= bound
+    return rank + full.astype(np.float64)
+
+
+def hash_order(seeds: npt.NDArray[np.uint64], key: int) -> Floats:
+    """A number from 0 to 1 for each worker, another order for every key."""
+    mixed = seeds ^ np.uint64(key)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _HASH_MIX[0]
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _HASH_MIX[1]
+    order: Floats = (mixed ^ (mixed >> np.uint64(31))) / 2.0**64
+    return order
+
+
+TERMS: dict[Term, Callable[[Candidates], Floats]] = {
+    "uncached": uncached,
+    "pending_prefill": pending_prefill,
+    "running": running,
+    "queued_tokens": queued_tokens,
+    "slow_prefill": slow_prefill,
+    "finish": finish,
+    "kv_pressure": kv_pressure,
+    "health": health,
+    "health_loss": health_loss,
+    "load": load,
+    "miss_share": miss_share,
+    "prefix_locality": prefix_locality,
+    "switch": switch,
+    "session": session,
+    "adapter_cold": adapter_cold,
+    "last_pick": last_pick,
+    "hash_rank": hash_rank,
+}
+
+
+def _elsewhere(request: Candidates, column: int) -> Floats:
+    there = np.zeros(len(request.cached))
+    if column >= 0:
+        there += 1.0
+        there[column] = 0.0
+    return there
+
+
+def _slowness(request: Candidates) -> Floats | None:
+    """Mean prefill rate over each worker's own; None while no rate is known."""
+    rates = request.table.prefill_tokens_per_s
+    mean = _mean(rates, request.usable)
+    if mean is None:
+        return None
+    slowness: Floats = np.minimum(mean / np.where(np.isnan(rates), mean, rates), _SLOWEST)
+    return slowness
+
+
+def _filled(values: Floats, usable: Bools, trust: Floats | None = None) -> Floats | None:
+    """Values with the pool's mean for what is not known, or no longer."""
+    mean = _mean(values, usable)
+    if mean is None:
+        return None
+    known = np.where(np.isnan(values), mean, values)
+    return known if trust is None else mean + trust * (known - mean)
+
+
+def _mean(values: Floats, usable: Bools) -> float | None:
+    known = values[usable & ~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
