@@ -37,7 +37,7 @@ class ColdText:
         prepared = keyer.prepare(profile)
         chars = prepared.cold_chars
         if chars <= self._policy.inline_max_chars:
-            return keyer.finish(prepared, keyer.encode_cold(prepared))
+            return keyer.finish(prepared, keyer.encode_short(prepared))
         if self.pending >= self._policy.max_pending:
             self._count_unkeyed(keyer.model, "tokenizer_busy")
             return keyer.estimate(profile)

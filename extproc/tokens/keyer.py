@@ -146,6 +146,11 @@ class PromptKeyer:
         """Whether this pool has a tokenizer, so that keys exist at all."""
         return self._tokenizer is not None
 
+    @property
+    def known_words(self) -> int:
+        """Words whose token ids are kept."""
+        return 0 if self._tokenizer is None else self._tokenizer.known_words
+
     def prepare(self, profile: RequestProfile) -> Prepared:
         """Render, split and look up; what is left in ``cold`` must be tokenised."""
         adapter = "" if profile.model in self._base_names else profile.model or ""
@@ -163,6 +168,12 @@ class PromptKeyer:
         if not prepared.cold or self._tokenizer is None:
             return []
         return self._tokenizer.encode(prepared.cold)
+
+    def encode_short(self, prepared: Prepared) -> list[TokenIds]:
+        """The same for short texts, on the caller's thread."""
+        if not prepared.cold or self._tokenizer is None:
+            return []
+        return self._tokenizer.encode_quickly(prepared.cold)
 
     def finish(self, prepared: Prepared, encoded: list[TokenIds]) -> list[PromptKeys]:
         """Keys of every prompt, given the ids of ``prepared.cold``."""
