@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -10,7 +11,7 @@ import typer
 
 from benchmarks.cli import bench
 from extproc.errors import KvgateError, PolicyError
-from extproc.policy import Policy, load_policy
+from extproc.policy import Policy, load_policy, normal_address
 from extproc.telemetry.logs import LogFormat, set_up_logging
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app.add_typer(bench, name="bench")
 
 START_FAILED = 3
 """Exit status of a process that could not start, so that supervisors stop restarting it."""
+BAD_INPUT = 2
 
 _FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -32,7 +34,7 @@ def serve(
     policy: Annotated[Path, typer.Option(help="Policy file (YAML).")],
     host: Annotated[str, typer.Option(help="Address of the gRPC ports.")] = "127.0.0.1",
     extproc_port: Annotated[int, typer.Option(help="Envoy's ext_proc streams.")] = 9002,
-    control_port: Annotated[int, typer.Option(help="Agents' reports.")] = 9003,
+    control_port: Annotated[int, typer.Option(help="Agents' reports, Scheduler API.")] = 9003,
     admin_host: Annotated[str, typer.Option(help="Address of the admin port.")] = "127.0.0.1",
     admin_port: Annotated[int, typer.Option(help="Metrics, probes, API.")] = 9090,
     grace_s: Annotated[float, typer.Option(help="Seconds to drain at shutdown.")] = 10.0,
@@ -52,6 +54,7 @@ def serve(
         admin_port=admin_port,
         grace_s=grace_s,
         access_log=access_log,
+        policy_path=policy,
     )
     try:
         asyncio.run(run(_policy(policy), settings))
@@ -71,6 +74,54 @@ def check(policy: Annotated[Path, typer.Argument(help="Policy file (YAML).")]) -
         except PolicyError as error:
             _fail(str(error))
     typer.echo(f"{policy}: ok, {len(loaded.pools)} pool(s), version {loaded.digest}")
+
+
+@app.command()
+def estimate(
+    body: Annotated[str, typer.Argument(help="File with the request's body; - reads it.")] = "-",
+    path: Annotated[str, typer.Option(help="What the client would call.")] = "/v1/chat/completions",
+    header: Annotated[list[str] | None, typer.Option(help="name:value; repeat for each.")] = None,
+    server: Annotated[str, typer.Option(help="Control port of a scheduler.")] = "127.0.0.1:9003",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    timeout_s: Annotated[float, typer.Option(min=0.1)] = 10.0,
+) -> None:
+    """Show what a scheduler would decide for a request, and every cost behind it.
+
+    Ends with 0 where it would run or wait, 1 where it would be refused, 2 where nobody
+    could be asked.
+    """
+    from extproc.console import estimate as command
+
+    try:
+        content = sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
+        request = command.request_of(path, header or [], content)
+    except (OSError, ValueError) as error:
+        _fail(str(error), command.NOT_ASKED)
+    raise typer.Exit(command.estimate(server, request, as_json=as_json, timeout_s=timeout_s))
+
+
+@app.command()
+def drain(
+    name: Annotated[str, typer.Argument(help="A worker's address, ip:port.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Until nothing runs on it.")] = False,
+    timeout_s: Annotated[float, typer.Option(min=0, help="For what runs to end.")] = 120.0,
+    server: Annotated[str, typer.Option(help="Admin URL.")] = "http://127.0.0.1:9090",
+) -> None:
+    """Take a worker out of rotation; what runs on it goes on."""
+    from extproc.console import drain as command
+
+    raise typer.Exit(command.drain(server, _address(name), timeout_s, wait=wait))
+
+
+@app.command()
+def resume(
+    name: Annotated[str, typer.Argument(help="A worker's address, ip:port.")],
+    server: Annotated[str, typer.Option(help="Admin URL.")] = "http://127.0.0.1:9090",
+) -> None:
+    """Undo a drain."""
+    from extproc.console import drain as command
+
+    raise typer.Exit(command.resume(server, _address(name)))
 
 
 @app.command()
@@ -96,6 +147,12 @@ def envoy_config(
     queue_time_s: Annotated[
         float, typer.Option(help="Longest max_queue_time_s of the policy.")
     ] = 30.0,
+    client_header: Annotated[
+        list[str] | None, typer.Option(help="Header that clients may set; repeat for each.")
+    ] = None,
+    metadata_namespace: Annotated[
+        list[str] | None, typer.Option(help="Filter metadata that kvgate sees; repeat for each.")
+    ] = None,
     validate: Annotated[bool, typer.Option(help="Check with the real Envoy.")] = False,
 ) -> None:
     """Write a complete Envoy bootstrap."""
@@ -113,7 +170,9 @@ def envoy_config(
             processor_host=processor_host,
             processor_port=processor_port,
             queue_time_s=queue_time_s,
-            workers=tuple(worker) if worker else defaults.workers,
+            workers=tuple(worker or defaults.workers),
+            client_headers=tuple(client_header or defaults.client_headers),
+            metadata_namespaces=tuple(metadata_namespace or defaults.metadata_namespaces),
         )
         if output is None:
             typer.echo(config.render(settings), nl=False)
@@ -194,9 +253,16 @@ def _policy(path: Path) -> Policy:
         _fail(str(error))
 
 
-def _fail(message: str) -> NoReturn:
+def _address(text: str) -> str:
+    try:
+        return normal_address(text)
+    except ValueError as error:
+        _fail(str(error), BAD_INPUT)
+
+
+def _fail(message: str, status: int = START_FAILED) -> NoReturn:
     typer.echo(f"kvgate: {message}", err=True)
-    raise typer.Exit(START_FAILED)
+    raise typer.Exit(status)
 
 
 def main() -> None:

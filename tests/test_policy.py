@@ -17,28 +17,60 @@ COMPLAINTS = {
     "a_list": "(top level): Input should be a valid dictionary",
     "adapter_is_its_own_model": "model name 'llama' is used twice",
     "alias_is_another_model": "model name 'chat' is used twice",
+    "api_key_in_clear": "tenants.0.api_key_sha256.0: String should match pattern",
+    "api_key_of_two_tenants": "(top level): Value error, API key 'ca978112ca1bbdcafac231b39a23d",
     "block_size_as_text": "pools.0.block_size_tokens: Input should be a valid integer",
+    "borrowing_from_a_rule_per_tenant": "rule 'a' cannot borrow from 'b'",
+    "borrowing_from_itself": "rule 'a' cannot borrow from 'a'",
+    "borrowing_from_nobody": "rule 'a' cannot borrow from 'b'",
+    "class_twice": "tenant class 'free' is defined twice",
+    "class_with_a_default_lane_it_may_not_use": "uses lane 'online', which is not among batch",
+    "class_with_an_unknown_lane": "class 'free' uses lane 'urgent', which is not among online",
+    "degrade_step_of_no_kind": "admission.rules.0.degrade.0: Value error, needs exactly one of max_output",
+    "degrade_step_of_two_kinds": "admission.rules.0.degrade.0: Value error, needs exactly one of",
     "digest_capacity_absurd": "pools.0.digest.capacity_blocks: Input should be less than",
     "digest_error_rate_too_high": "pools.0.digest.error_rate: Input should be less than",
     "empty": "(top level): Input should be a valid dictionary",
     "empty_adapter": "pools.0.adapters.0: String should have at least 1 character",
     "empty_alias": "pools.0.aliases.0: String should have at least 1 character",
     "empty_model_name": "pools.0.model: String should have at least 1 character",
+    "fallback_to_an_unknown_model": "rule 'a' falls back to unknown 'lama'",
+    "fewer_workers_than_the_floor": "pools.0.scaling: Value error, needs min_workers <= max_workers",
     "infinite_weight": "pools.0.routing.weights.running: Input should be a finite number",
     "ipv4_in_brackets": "'[10.0.0.1]:8000' is not ip:port",
     "ipv6_without_brackets": "'fd00::5:8000' is not ip:port",
+    "lane_twice": "admission: Value error, lane 'a' is defined twice",
     "lost_before_stale": "reports: Value error, needs interval_s <= stale_after_s",
-    "misspelled_section": "pools.0.addmission: Extra inputs are not permitted",
+    "minimum_shares_over_the_whole": "min_share of all lanes is over 0.9",
     "missing_pools": "pools: Field required",
+    "misspelled_section": "pools.0.addmission: Extra inputs are not permitted",
     "model_name_twice": "model name 'llama' is used twice",
     "negative_queue": "pools.0.admission.max_queue: Input should be greater than or equal to 0",
     "negative_weight": "pools.0.routing.weights.uncached: Input should be greater than",
     "no_endpoints": "pools.0.routing.endpoints: Input should be greater than or equal to 1",
+    "no_lanes": "admission.lanes: Tuple should have at least 1 item",
     "no_pools": "pools: Tuple should have at least 1 item",
     "not_a_number_ttl": "pools.0.overlay.ttl_s: Input should be",
     "not_utf8": "not YAML",
     "not_yaml": "not YAML",
+    "objective_of_an_unknown_lane": "'critical' uses lane 'urgent', which is not among",
+    "pressure_without_hysteresis": "admission.pressure: Value error, needs loosen_below_s < tighten_above_s",
     "python_object": "not YAML",
+    "rollout_half_on": "rollout.admission: Input should be 'on', 'off' or 'shadow'",
+    "rule_for_an_unknown_model": "rule 'a' matches unknown model 'lama'",
+    "rule_for_an_unknown_tenant_class": "'free-tier' matches unknown tenant class 'free'",
+    "rule_name_in_capitals": "admission.rules.0.name: String should match pattern",
+    "rule_named_as_the_pools_own": "rule name 'pool' belongs to the pools' own limits",
+    "rule_twice": "admission: Value error, rule 'a' is defined twice",
+    "rule_with_an_unknown_lane": "rule 'a' names unknown lane 'fast'",
+    "source_header_in_capitals": "identity.tenant.0.header: String should match pattern",
+    "source_of_no_kind": "identity.tenant_class.0: Value error, needs exactly one of header",
+    "source_of_two_kinds": "identity.tenant.0: Value error, needs exactly one of header",
+    "tenant_name_with_a_space": "tenants.0.name: String should match pattern",
+    "tenant_named_as_an_api_key": "tenant 'key-0123456789ab': key- is for unknown API keys",
+    "tenant_of_an_unknown_class": "tenant 'acme' is of unknown class 'gold'",
+    "tenant_twice": "tenant 'acme' is defined twice",
+    "tenant_with_an_unknown_lane": "tenant 'acme' uses lane 'urgent', which is not among",
     "unknown_field": "pools.0.colour: Extra inputs are not permitted (got 'red')",
     "unknown_version": "version: Input should be less than or equal to 1 (got 2)",
     "worker_by_name": "'gpu-1:8000' is not ip:port",
@@ -63,6 +95,16 @@ class TestBadPolicies:
             load_policy(path)
         assert str(path) in str(caught.value)
         assert COMPLAINTS[fault] in str(caught.value)
+
+    def test_no_complaint_shows_an_api_key(self) -> None:
+        """SE3: a key put where its hash belongs, or a secret of the wrong type."""
+        bad = {"api_key_hash_secret": ["SECRET-CANARY"], "tenant": [{"api_key": ["X-Canary"]}]}
+        for data in (yaml.safe_load((BAD / "api_key_in_clear.yaml").read_text()),
+                     {"pools": [{"model": "m"}], "identity": bad}):  # fmt: skip
+            with pytest.raises(PolicyError) as caught:
+                parse_policy(data)
+            assert "SECRET" not in str(caught.value)
+        assert "X-Canary" in str(caught.value), "names of headers are no secret"
 
     def test_every_wrong_field_gets_a_line(self) -> None:
         pools = [{"model": ""}, {"model": "m"}]
@@ -109,6 +151,24 @@ class TestGoodPolicies:
 
         assert digest() == digest()
         assert digest(response_headers=False) != digest()
+
+    def test_a_tenants_weight_is_its_own_or_its_classs(self) -> None:
+        policy = parse_policy({
+            "pools": [{"model": "m"}],
+            "tenants": [{"name": "a", "weight": 3}, {"name": "b"}],
+            "tenant_classes": [{"name": "gold", "weight": 2}],
+            "admission": {"rules": [
+                {"name": "r", "match": {"tenant_classes": ["gold", "default"]}, "concurrency": 1},
+            ]},
+        })  # fmt: skip
+        asked = [("a", "gold"), ("b", "gold"), ("c", "gold"), ("b", "default"), ("c", "default")]
+        assert [policy.tenant_weight(*each) for each in asked] == [3, 2, 2, 1, 1]
+
+    def test_the_secret_of_key_names_is_in_no_dump(self) -> None:
+        """SE3."""
+        identity = {"api_key_hash_secret": "SECRET-CANARY"}
+        policy = parse_policy({"pools": [{"model": "m"}], "identity": identity})
+        assert "CANARY" not in f"{policy!r} {policy.model_dump()} {policy.model_dump_json()}"
 
     def test_a_policy_is_frozen(self) -> None:
         policy = parse_policy({"pools": [{"model": "m"}]})

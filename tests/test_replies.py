@@ -120,6 +120,8 @@ class TestKinds:
             mutation = reply.request_body.response.body_mutation
             assert (mutation.WhichOneof("mutation"), mutation.body) == ("body", body)
             assert set_headers(reply)[LEASE] == "abc"
+            assert set_headers(reply)["content-length"] == str(len(body))
+        assert "content-length" not in set_headers(every_reply()["buffered"])
 
     def test_an_answer_of_our_own_is_json_with_the_headers_given(self) -> None:
         reply = every_reply()["json"]

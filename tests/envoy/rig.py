@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,9 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from extproc.envoy_config import DESTINATION_HEADER, PROCESSOR_SERVICE, BodyMode, EnvoySettings
+from extproc.request.identity import IdentityReader
+from extproc.scheduler import Decision
+from extproc.stream import Arrived, RequestStream
 from tests.support.envoy import RunningEnvoy, envoy_settings, free_ports, running_envoy
 
 CHUNK = 62_000
@@ -120,6 +124,43 @@ class ToyProcessor(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         await context.write(pb.ProcessingResponse(response_headers=pb.HeadersResponse()))
 
 
+@dataclass
+class StreamProcessor(ToyProcessor):
+    """Answers by kvgate's own stream; ``edit`` makes the body that the worker gets.
+
+    With ``dry_answer`` the client gets that, and no worker anything.
+    """
+
+    edit: Callable[[bytes], bytes] | None = None
+    dry_answer: bytes | None = None
+    identities: IdentityReader | None = None
+    arrived: list[Arrived] = field(default_factory=list)
+
+    async def Process(self, _: object, context: Any) -> None:  # noqa: N802
+        reader = self.identities
+        wanted = (reader.headers, reader.metadata_paths) if reader else ()
+        stream = RequestStream(2**30, *wanted)
+        while (message := await context.read()) is not grpc.aio.EOF:
+            step = stream.receive(message)
+            answers = step.answers
+            if isinstance(step.event, Arrived):
+                self.arrived.append(step.event)
+                answers = self._answers(stream, step.event)
+            elif step.event is not None:
+                answers = stream.answer_response([])
+            for answer in answers:
+                await context.write(answer)
+            if stream.replied:
+                return
+
+    def _answers(self, stream: RequestStream, event: Arrived) -> list[Any]:
+        if self.dry_answer is not None:
+            return stream.reply(200, self.dry_answer, [("x-kvgate-decision-id", "ours")])
+        decision = Decision("ours", tuple(self.destination.split(",")), 0, 0, 0.0)
+        body = self.edit(event.body) if self.edit and event.body else None
+        return stream.answer(decision, body)
+
+
 @asynccontextmanager
 async def serving(processor: ToyProcessor, port: int) -> AsyncIterator[Any]:
     """The processor as a gRPC server; yields the health service that Envoy asks."""
@@ -153,6 +194,7 @@ class Worker:
             "worker": self.address,
             "headers": [(name.lower(), value) for name, value in request.headers.items()],
             "body_bytes": len(body),
+            "body_sha256": hashlib.sha256(body).hexdigest(),
             "path": request.path,
         }
         self.requests.append(told)
@@ -185,7 +227,7 @@ async def running_worker(behaviour: Behaviour) -> AsyncIterator[Worker]:
 @dataclass
 class Rig:
     envoy: RunningEnvoy
-    processor: ToyProcessor
+    processor: Any
     workers: list[Worker]
     client: httpx.AsyncClient
 
@@ -203,9 +245,14 @@ async def rig(
     body_mode: BodyMode = "full_duplex",
     http2: bool = False,
     processor_up: bool = True,
+    processor: ToyProcessor | None = None,
+    filters: Sequence[Mapping[str, Any]] = (),
     **changes: Any,
 ) -> AsyncIterator[Rig]:
-    """Envoy, a processor and one worker for each behaviour (one that serves by default)."""
+    """Envoy, a processor and one worker for each behaviour (one that serves by default).
+
+    ``filters`` are HTTP filters that Envoy runs before kvgate's.
+    """
     async with AsyncExitStack() as stack:
         workers = [
             await stack.enter_async_context(running_worker(each))
@@ -214,10 +261,10 @@ async def rig(
         settings: EnvoySettings = envoy_settings(
             workers=tuple(each.address for each in workers), body_mode=body_mode, **changes
         )
-        processor = ToyProcessor(body_mode)
+        processor = processor or ToyProcessor(body_mode)
         if processor_up:
             await stack.enter_async_context(serving(processor, settings.processor_port))
-        envoy = await stack.enter_async_context(running_envoy(settings))
+        envoy = await stack.enter_async_context(running_envoy(settings, filters))
         client = httpx.AsyncClient(base_url=envoy.url, http1=not http2, http2=http2, timeout=30)
         await stack.enter_async_context(client)
         yield Rig(envoy, processor, workers, client)
