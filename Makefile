@@ -8,6 +8,7 @@ VLLM_READY := $(VLLM_VENV)/.ready
 # A further package index for torch's CPU build, where pip's own configuration names none.
 VLLM_INDEX ?=
 ENGINE ?= simulator
+PROTOS := $(wildcard proto/kvgate/v1/*.proto)
 # The pure core: everything that decides, branch coverage 100%.
 CORE := extproc/errors.py,extproc/policy/*,extproc/decision/*,extproc/scheduler.py,extproc/stream.py,extproc/replies.py,extproc/request/*,extproc/tokens/*,extproc/cache/*,extproc/fleet/*,extproc/admission/*,extproc/routing/*
 
@@ -67,14 +68,14 @@ bench-smoke: $(READY) ## The same benchmarks at a size that CI has time for
 	$(BIN)/python -m benchmarks.hot_path --workers 10 --workers 128 --rounds 50
 	$(BIN)/python -m benchmarks.overhead --rounds 2
 
-proto: $(READY) ## Generate the agent API from proto/
+proto: $(READY) ## Generate the code of both APIs from proto/
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=extproc/generated \
-	  --pyi_out=extproc/generated proto/kvgate/v1/agent.proto
+	  --pyi_out=extproc/generated $(PROTOS)
 
 proto-check: $(READY)
 	@rm -rf .kvgate/proto && mkdir -p .kvgate/proto
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=.kvgate/proto \
-	  --pyi_out=.kvgate/proto proto/kvgate/v1/agent.proto
+	  --pyi_out=.kvgate/proto $(PROTOS)
 	@diff -r -x __pycache__ -x __init__.py .kvgate/proto extproc/generated || \
 	  { echo "extproc/generated is stale: run make proto"; exit 1; }
 

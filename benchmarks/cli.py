@@ -193,6 +193,51 @@ def compare(
         _fail(str(error))
 
 
+@bench.command()
+def simulate(
+    workers: Annotated[
+        list[int] | None, typer.Option(min=1, max=4_096, help="Size of cluster; repeat.")
+    ] = None,
+    source: Annotated[str, typer.Option(help="Kind, YAML or trace file.")] = "chats",
+    seed: Seed = 1,
+    duration_s: Annotated[float, typer.Option(min=1, help="Of arrivals, simulated.")] = 300.0,
+    rate_per_worker: Annotated[float, typer.Option(help="Of a workload's arrivals.")] = 1.0,
+    trace_speedup: Annotated[float, typer.Option(help="Of a trace on 8 workers.")] = 1.0,
+    policy: Annotated[Path | None, typer.Option(help="In place of ours.")] = None,
+    script: Annotated[
+        Path | None, typer.Option(help="YAML list of kill, freeze, roll and add.")
+    ] = None,
+    validate: Annotated[
+        bool, typer.Option(help="Run the smallest size in wall-clock time too.")
+    ] = False,
+    output: Annotated[Path, typer.Option(help="Folder for JSON, samples, plots.")] = (
+        _RESULTS / "simulate"
+    ),
+) -> None:
+    """Clusters of up to thousands of workers in virtual time, on the scheduler's own core."""
+    from benchmarks.simulation.run import Simulate, run
+    from benchmarks.simulation.script import read_script
+    from benchmarks.workloads.plan import PlanError
+
+    defaults = Simulate()
+    try:
+        settings = Simulate(
+            workers=tuple(workers or defaults.workers),
+            source=source,
+            seed=seed,
+            duration_s=duration_s,
+            rate_per_worker=rate_per_worker,
+            trace_speedup=trace_speedup,
+            policy=policy or defaults.policy,
+            script=read_script(script) if script else (),
+            validate=validate,
+            output=output,
+        )
+        run(settings, demo_model(DEMO_MODEL_DIR))
+    except PlanError as error:
+        _fail(str(error))
+
+
 def demo_model(path: Path) -> Path:
     """A tokenizer directory, the demo model's if it is our default."""
     if path == DEMO_MODEL_DIR:

@@ -37,7 +37,7 @@ from benchmarks.peers import PEERS, CannotInstall, installed, peer_front, versio
 from benchmarks.report import console, median, print_table, write_json
 from benchmarks.rig import RigFailure
 from benchmarks.workloads.catalog import workload
-from benchmarks.workloads.plan import Planned, PlanError
+from benchmarks.workloads.plan import PlanError, Planned
 from benchmarks.workloads.traces import cut, read_trace
 
 KVGATE = "kvgate"
@@ -191,7 +191,7 @@ def _turn(
             (front.usage() - before).cpu_s,
             (front.beside_usage() - beside).cpu_s,
             front.peak_bytes(),
-            list(map(str, front.processes[0].process.args)),
+            list(front.processes[0].command),
         )
 
 
@@ -229,7 +229,9 @@ def _arm_result(turns: Sequence[Turn], settings: Comparison) -> dict[str, Any]:
         "command": turns[0].command if turns else [],
         "rounds": rounds,
         "medians": {
-            name: median(each["five"][name] for each in rounds) for name in _FIVE if rounds
+            name: median(each["shown"][name] for each in rounds)
+            for name in (*_FIVE, *_COST)
+            if rounds
         },
     }
 
@@ -239,7 +241,7 @@ def _round(turn: Turn, settings: Comparison) -> dict[str, Any]:
     watch = turn.measured.watch
     assert watch is not None
     held_s = found.queue_s.mean if found.queue_s.mean == found.queue_s.mean else 0.0
-    five = {
+    shown = {
         "hit_ratio": found.hit_ratio,
         "ttft_p50_ms": 1_000 * found.ttft_s.p50,
         "ttft_p99_ms": 1_000 * found.ttft_s.p99,
@@ -252,35 +254,38 @@ def _round(turn: Turn, settings: Comparison) -> dict[str, Any]:
         "memory_mb": turn.peak_bytes / 1e6,
         "not_served": float(found.requests - found.served),
     }
-    return {"five": five, "figures": as_json(found)}
+    return {"shown": shown, "figures": as_json(found)}
 
 
-_FIVE: dict[str, tuple[str, Callable[[float], str]]] = {
+_Column = tuple[str, Callable[[float], str]]
+
+_FIVE: dict[str, _Column] = {
     "hit_ratio": ("hit ratio", "{:.3f}".format),
-    "ttft_p50_ms": ("TTFT p50", "{:,.0f}".format),
+    "ttft_p50_ms": ("TTFT p50 ms", "{:,.0f}".format),
     "ttft_p99_ms": ("p99 ms", "{:,.0f}".format),
     "load_deviation": ("load sd", "{:.2f}".format),
-    "output_tokens_per_s": ("tok/s", "{:,.0f}".format),
-    "goodput_per_s": ("good/s", "{:.2f}".format),
+    "output_tokens_per_s": ("tokens/s", "{:,.0f}".format),
+    "goodput_per_s": ("goodput/s", "{:.2f}".format),
     "queue_ms": ("queue ms", "{:,.0f}".format),
-    "cpu_ms": ("CPU ms", "{:.2f}".format),
-    "agents_cpu_ms": ("agents", "{:.2f}".format),
-    "memory_mb": ("MB", "{:,.0f}".format),
-    "not_served": ("failed", "{:.0f}".format),
 }
-"""The five figures and the router's cost: field, column, form."""
+_COST: dict[str, _Column] = {
+    "cpu_ms": ("router CPU ms a request", "{:.2f}".format),
+    "agents_cpu_ms": ("agents' CPU ms", "{:.2f}".format),
+    "memory_mb": ("router MB", "{:,.0f}".format),
+    "not_served": ("not served", "{:.0f}".format),
+}
 
 
 def _print(title: str, found: dict[str, Any], settings: Comparison) -> None:
-    rows = [
-        (name, *(form(arm["medians"][field]) for field, (_, form) in _FIVE.items()))
-        for name, arm in found["arms"].items()
-        if arm["rounds"]
-    ]
     plan = found["plan"]
-    print_table(
+    size = (
         f"{title}: {plan['requests']} requests in {plan['span_s']:.0f} s, "
-        f"{settings.cluster.workers} workers, {settings.rounds} rounds (medians)",
-        ("", *(column for column, _ in _FIVE.values())),
-        rows,
+        f"{settings.cluster.workers} workers, {settings.rounds} rounds (medians)"
     )
+    for heading, columns in ((size, _FIVE), (f"{title}: cost", _COST)):
+        rows = [
+            (name, *(form(arm["medians"][field]) for field, (_, form) in columns.items()))
+            for name, arm in found["arms"].items()
+            if arm["rounds"]
+        ]
+        print_table(heading, ("", *(column for column, _ in columns.values())), rows)

@@ -20,8 +20,6 @@ from benchmarks.rig import HOST, free_ports, running
 
 PEERS_DIR = Path(".kvgate/peers")
 _INSTALL_S = 900.0
-_KEY = "sk-local"
-"""LiteLLM's proxy wants a key of its own; everything here is on loopback."""
 
 
 class CannotInstall(Exception):
@@ -171,5 +169,7 @@ PEERS = (
         "litellm[proxy]!=1.107.*,!=1.109.*,!=1.110.*",
         "least-busy",
         _litellm,
+        # Everything here is on loopback.
+        {"LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"},
     ),
 )

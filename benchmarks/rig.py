@@ -41,8 +41,11 @@ class Usage:
 class Running:
     """A started process with its log."""
 
-    def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], process: subprocess.Popen[str], log: Path
+    ) -> None:
         self.name = name
+        self.command = tuple(command)
         self.process = process
         self._log = log
 
@@ -123,7 +126,7 @@ def running(
             preexec_fn=_before_exec(core),
         )
         try:
-            yield Running(name, process, log)
+            yield Running(name, command, process, log)
         finally:
             _stop(process)
 

@@ -13,7 +13,7 @@ import grpc
 import msgspec
 
 from extproc.decision.ticket import Decision, Ticket
-from extproc.desk import Desk, shutting_down
+from extproc.desk import Desk, facts_of, shutting_down
 from extproc.errors import InternalFault, Refusal
 from extproc.fleet.worker import engine_error
 from extproc.replies import ProcessingResponse
@@ -21,12 +21,10 @@ from extproc.request.limits import replace_model, shorten_output
 from extproc.request.profile import RequestProfile
 from extproc.request.reader import read_request
 from extproc.stream import Arrived, ProtocolViolation, RequestStream, ResponseStarted
-from extproc.telemetry.metrics import OTHER_MODEL
 
 logger = logging.getLogger("kvgate.requests")
 
 Context: TypeAlias = grpc.aio.ServicerContext
-_NO_ENDPOINT = "none"
 
 
 class Call:
@@ -36,6 +34,7 @@ class Call:
         "_context",
         "_desk",
         "_engine_error",
+        "_identities",
         "_profile",
         "_status",
         "_stream",
@@ -45,7 +44,8 @@ class Call:
     def __init__(self, desk: Desk, context: Context) -> None:
         self._desk = desk
         self._context = context
-        identities = desk.identities
+        # The reader that chose the headers must read them, whatever policy came since.
+        identities = self._identities = desk.identities
         self._stream = RequestStream(
             desk.policy.requests.max_body_bytes, identities.headers, identities.metadata_paths
         )
@@ -119,7 +119,7 @@ class Call:
         desk = self._desk
         if desk.closing:
             raise shutting_down()
-        identity = desk.identities.read(event.headers, event.metadata)
+        identity = self._identities.read(event.headers, event.metadata)
         profile = read_request(event.headers, event.body, desk.policy.requests, identity)
         self._profile = profile
         if identity.dry_run:
@@ -135,51 +135,26 @@ class Call:
         desk, ticket = self._desk, self._ticket
         if ticket is None or ticket.decision is None:
             raise ProtocolViolation("response_headers before a decision")
-        now = desk.clock()
-        desk.wake(_started(desk, ticket, event, now))
-        metrics = desk.metrics.of(ticket.served.name)
-        metrics.ttft_s.observe(now - ticket.arrived_at)
-        metrics.count_response(event.status)
-        if event.attempts > 1:
-            metrics.retried.inc()
+        error = engine_error(event.engine_error)
+        desk.response_started(
+            ticket, event.served_by, event.attempts, status=event.status, error=error
+        )
         self._status = event.status
         self._engine_error = event.engine_error
         shown = desk.policy.response_headers
         return self._stream.answer_response(_client_headers(ticket, ticket.decision, shown))
 
     def _count(self, outcome: str) -> None:
-        """Count how admission ended, by as much as is known of the request."""
-        model = self._ticket.served.name if self._ticket else OTHER_MODEL
-        endpoint = self._profile.endpoint.value if self._profile else _NO_ENDPOINT
-        self._desk.metrics.of(model).count_request(endpoint, outcome)
+        self._desk.count(outcome, self._profile, self._ticket)
 
     def _log(self, ticket: Ticket, now: float) -> None:
-        decision = ticket.decision
         facts = {
-            "id": ticket.id,
-            "model": ticket.served.name,
-            "endpoint": ticket.profile.endpoint.value,
-            "worker": ticket.served_by or (decision.endpoints[0] if decision else "-"),
-            "cached": decision.cached_tokens if decision else 0,
-            "prompt": decision.prompt_tokens if decision else 0,
-            "queue_ms": round(1000 * decision.queue_wait_s) if decision else 0,
+            **facts_of(ticket),
             "status": self._status or (ticket.refusal.code if ticket.refusal else "gone"),
-            "tenant": ticket.profile.identity.tenant,
-            "lane": decision.lane if decision else ticket.profile.identity.lane,
-            "degraded": ", ".join(ticket.steps) or "-",
-            "shadow": ticket.shadow or "-",
-            "reason": (ticket.refusal.reason if ticket.refusal else None) or "-",
             "engine_error": self._engine_error or "-",
             "ms": round(1000 * (now - ticket.arrived_at)),
         }
         logger.info("request", extra={"facts": facts})
-
-
-def _started(desk: Desk, ticket: Ticket, event: ResponseStarted, now: float) -> list[Ticket]:
-    error = engine_error(event.engine_error)
-    return desk.scheduler.response_started(
-        ticket, event.served_by, event.attempts, now, status=event.status, error=error
-    )
 
 
 def _degraded_body(event: Arrived, profile: RequestProfile, decision: Decision) -> bytes | None:

@@ -67,8 +67,12 @@ def continue_headers() -> ProcessingResponse:
 def buffered_body_answer(
     headers: Iterable[tuple[str, str]], destination: str, body: bytes | None = None
 ) -> ProcessingResponse:
-    """Answer a buffered body: headers as in :func:`headers_answer`, and another body if given."""
-    response = _set(headers, destination)
+    """Answer a buffered body: headers as in :func:`headers_answer`, and another body if given.
+
+    With another body goes its length: Envoy fails a request whose header tells the old one.
+    """
+    length = [] if body is None else [("content-length", str(len(body)))]
+    response = _set([*headers, *length], destination)
     if body is not None:
         response.body_mutation.body = body
     reply = ProcessingResponse(request_body=BodyResponse(response=response))
@@ -130,8 +134,8 @@ def refusal_headers(refusal: Refusal) -> list[tuple[str, str]]:
     headers = [(REFUSAL, refusal.code)]
     if refusal.reason is not None:
         headers.append((REASON, refusal.reason))
-    if refusal.retryable:
-        wait_s = DEFAULT_RETRY_AFTER_S if refusal.retry_after_s is None else refusal.retry_after_s
+    wait_s = retry_after_s(refusal)
+    if wait_s is not None:
         headers.append(("retry-after", str(max(1, math.ceil(wait_s)))))
         headers.append(("retry-after-ms", str(round(wait_s * 1000))))
     else:
@@ -140,6 +144,13 @@ def refusal_headers(refusal: Refusal) -> list[tuple[str, str]]:
         # HTTP wants to be told by which scheme the caller could do better.
         headers.append(("www-authenticate", "Bearer"))
     return headers
+
+
+def retry_after_s(refusal: Refusal) -> float | None:
+    """When to come back; None where that is of no use."""
+    if not refusal.retryable:
+        return None
+    return DEFAULT_RETRY_AFTER_S if refusal.retry_after_s is None else refusal.retry_after_s
 
 
 def json_answer(

@@ -32,7 +32,8 @@ from extproc.fleet.pool import Pool
 from extproc.fleet.worker import EngineError, Introduction, LoadReport, Outcome, Tier, Worker
 from extproc.policy import DegradeStep, Policy
 from extproc.request.profile import Endpoint, RequestProfile
-from extproc.routing.router import Asked, Route, Router
+from extproc.routing.rollout import SwitchedRouter
+from extproc.routing.router import Asked, Route
 from extproc.tokens.keyer import PromptKeyer, PromptKeys
 
 _RETRY_NO_WORKER_S = 1.0
@@ -43,7 +44,7 @@ _RETRIED_ELSEWHERE = frozenset(
     {EngineError.QUEUE_FULL, EngineError.ENGINE_DEAD, EngineError.SHUTTING_DOWN}
 )
 """Errors that Envoy's retries answer: before the first token the request goes on."""
-_FIXED_BY_START = ("pools", "requests", "tokenization", "identity", "tenants", "tenant_classes")
+_FIXED_BY_START = ("pools", "requests", "tokenization", "reports")
 
 
 class Scheduler:
@@ -70,7 +71,7 @@ class Scheduler:
         self._scaled_at = now
         for pool_policy in policy.pools:
             pool = Pool(pool_policy, policy.reports, now)
-            served = ServedModel(pool, Router(pool, rng), keyers[pool_policy.model])
+            served = ServedModel(pool, SwitchedRouter(pool, rng), keyers[pool_policy.model])
             self.models[pool_policy.model] = served
             for name in pool_policy.names:
                 self._by_name[name] = served
@@ -154,15 +155,20 @@ class Scheduler:
         *,
         status: int = 200,
         error: EngineError | None = None,
+        at: float | None = None,
     ) -> list[Ticket]:
         """Response headers came, from ``served_by`` if known, after ``attempts`` tries.
 
         Workers hold their headers until the first token, so this ends the prefill. When
         Envoy went on to another worker, load and cache credit move there.
+
+        Args:
+            at: when they came, if that was before now.
         """
         if ticket.ended or ticket.booking is None or ticket.decision is None:
             return []
-        ticket.started_at = now
+        at = now if at is None else at
+        ticket.started_at = at
         ticket.served_by = served_by or ticket.decision.endpoints[0]
         pool = ticket.served.pool
         for address in ticket.decision.endpoints[: max(0, attempts - 1)]:
@@ -170,9 +176,9 @@ class Scheduler:
             if failed is not None and address != served_by:
                 pool.suspect(failed, now)
         self._rebook(ticket, served_by, now)
-        pool.response_started(ticket.booking, now, status=status, error=error)
+        pool.response_started(ticket.booking, at, status=status, error=error)
         if status < 400 and ticket.demand is not None:
-            ticket.served.level.first_token(now - ticket.arrived_at, self._budget_s(ticket), now)
+            ticket.served.level.first_token(at - ticket.arrived_at, self._budget_s(ticket), now)
         return self._dispatch(now)
 
     def finish(self, ticket: Ticket, now: float) -> list[Ticket]:
@@ -208,7 +214,23 @@ class Scheduler:
         if outcome.error in _RETRIED_ELSEWHERE and ticket.started_at is None:
             return []
         self._settle(ticket, outcome)
-        return [] if recent is not None else self._free(ticket, Freed.ENDED, now)
+        if recent is not None:
+            return []
+        if ticket.renewable:
+            self._started_on_engine(ticket, outcome, now)
+            return self.finish(ticket, now)
+        return self._free(ticket, Freed.ENDED, now)
+
+    def told_end(self, ticket: Ticket, outcome: Outcome, now: float) -> list[Ticket]:
+        """A caller of the Scheduler API tells how its request ended, and that it ended.
+
+        Where the engine's middleware tells the same, its word counts.
+        """
+        booking = ticket.booking
+        if not ticket.ended and booking is not None and not booking.worker.tells_ends:
+            ticket.outcome = outcome
+            self._settle(ticket, outcome)
+        return self.finish(ticket, now)
 
     def renew(self, ticket_id: str, now: float) -> bool:
         """A holder of the Scheduler API is still there; False if the lease has ended."""
@@ -220,6 +242,30 @@ class Scheduler:
     def ticket(self, ticket_id: str) -> Ticket | None:
         """A request that waits or runs."""
         return self._tickets.get(ticket_id)
+
+    def select(
+        self,
+        served: ServedModel,
+        profile: RequestProfile,
+        prompts: Sequence[PromptKeys],
+        now: float,
+    ) -> Decision:
+        """Workers for a request that is admitted elsewhere: no quota, no booking.
+
+        Its prefix is expected on the first of them; its load is seen in that worker's reports.
+
+        Raises:
+            NoReadyWorker: nobody could serve it.
+        """
+        pool = served.pool
+        if not pool.usable(profile.model).any():
+            raise _no_worker()
+        ticket = self._ticket(served, profile, prompts, now)
+        needs_slot = bool(pool.has_slot(profile.model).any())
+        route = self._best_route(ticket, now, needs_slot=needs_slot)
+        served.router.note(route, now)
+        self._credit(ticket, pool.worker_at(route.columns[0]))
+        return self._decision(ticket, route, now)
 
     def estimate(
         self,
@@ -312,6 +358,8 @@ class Scheduler:
         self.policy = policy
         for pool_policy in policy.pools:
             self.models[pool_policy.model].pool.policy = pool_policy
+            for demand in self.admission.pools[pool_policy.model].queue:
+                demand.weight = policy.tenant_weight(demand.tenant, demand.tenant_class)
         self.work.default_output_tokens = policy.admission.default_output_tokens
         self.leases.policy = policy.admission.leases
         self.admission.reload(policy.admission, policy.pools, now)
@@ -481,7 +529,8 @@ class Scheduler:
             needs_slot=needs_slot,
             output_tokens=demand.output_tokens if demand else 0,
         )
-        return ticket.served.router.route(ticket.prompts, now, asked)
+        rollout = self.policy.rollout.cache_routing
+        return ticket.served.router.route(ticket.prompts, now, asked, rollout)
 
     def _route(self, ticket: Ticket, route: Route, now: float) -> None:
         """Book the first of a route and remember it."""
@@ -497,7 +546,13 @@ class Scheduler:
         ticket.served.router.note(route, now)
         self._credit(ticket, ticket.booking.worker)
         self.leases.placed(ticket)
-        ticket.decision = Decision(
+        ticket.decision = self._decision(ticket, route, now)
+        if route.watched is not None:
+            ticket.watched_pick = pool.worker_at(route.watched.columns[0]).address
+
+    def _decision(self, ticket: Ticket, route: Route, now: float) -> Decision:
+        demand, pool = ticket.demand, ticket.served.pool
+        return Decision(
             id=ticket.id,
             endpoints=tuple([pool.worker_at(column).address for column in route.columns]),
             cached_tokens=route.cached_tokens,
@@ -563,6 +618,13 @@ class Scheduler:
         if prompt_tokens is not None and outcome.cached_tokens is not None:
             uncached = max(0, prompt_tokens - outcome.cached_tokens)
         self.admission.settle(ticket.lease, uncached + output_tokens)
+
+    def _started_on_engine(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
+        """The engine's time to first token, for a request whose gateway told of none."""
+        if ticket.started_at is None and ticket.lease is not None and outcome.ttft_s is not None:
+            ticket.started_at = min(now, ticket.lease.granted_at + outcome.ttft_s)
+            ttft_s = ticket.started_at - ticket.arrived_at
+            ticket.served.level.first_token(ttft_s, self._budget_s(ticket), now)
 
     def _met_budgets(self, ticket: Ticket) -> bool:
         """Whether a request counts as goodput: first token and pace within their budgets."""

@@ -12,22 +12,26 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 import grpc
 from aiohttp import web
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from extproc.admin.context import Admin
 from extproc.admin.http import admin_app
+from extproc.api import SchedulerService
 from extproc.cold_text import ColdText
 from extproc.control import FleetService
 from extproc.desk import Desk
 from extproc.errors import KvgateError, PolicyError
 from extproc.policy import Policy, PoolPolicy
 from extproc.processor import SERVICE, Processor
+from extproc.reload import PolicyReloader
 from extproc.scheduler import Scheduler
 from extproc.telemetry.metrics import Metrics
 from extproc.tokens.keyer import PromptKeyer
@@ -47,7 +51,12 @@ _HEALTH_NAMES = ("", SERVICE, "readiness")
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """Where the scheduler listens. ``grace_s``: seconds for open streams at shutdown."""
+    """Where the scheduler listens.
+
+    Attributes:
+        grace_s: seconds for open streams at shutdown.
+        policy_path: what a reload reads; without it there is none.
+    """
 
     host: str = "127.0.0.1"
     extproc_port: int = 9002
@@ -56,6 +65,7 @@ class ServeSettings:
     admin_port: int = 9090
     grace_s: float = 10.0
     access_log: bool = False
+    policy_path: Path | None = None
 
 
 class PortTaken(KvgateError):
@@ -119,6 +129,8 @@ class SchedulerServer:
         self.fleet = FleetService(
             self.scheduler, policy.reports, self.metrics, clock, self._desk.wake
         )
+        self.api = SchedulerService(self._desk)
+        self.reloader = PolicyReloader(settings.policy_path, self._desk)
         self.metrics.open_streams.set_function(lambda: self.processor.open_streams)
         self.metrics.tokenizing.set_function(lambda: self._cold_text.pending)
         self.metrics.agent_streams.set_function(lambda: self.fleet.open_streams)
@@ -128,7 +140,8 @@ class SchedulerServer:
         self._state = "no worker has reported"
         self._health = health.aio.HealthServicer()
         self._extproc = grpc.aio.server(options=server_options(policy.requests.max_body_bytes))
-        self._control = grpc.aio.server(options=server_options(_MAX_REPORT_BYTES))
+        largest_bytes = max(_MAX_REPORT_BYTES, policy.requests.max_body_bytes)
+        self._control = grpc.aio.server(options=server_options(largest_bytes))
         self._admin: web.AppRunner | None = None
         self._ticker: asyncio.Task[None] | None = None
 
@@ -140,7 +153,7 @@ class SchedulerServer:
         """
         settings = self.settings
         self._extproc.add_generic_rpc_handlers((self.processor.handler(),))
-        self._control.add_generic_rpc_handlers((self.fleet.handler(),))
+        self._control.add_generic_rpc_handlers((self.fleet.handler(), self.api.handler()))
         for server in (self._extproc, self._control):
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -165,6 +178,7 @@ class SchedulerServer:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         logger.info("draining", extra={"facts": {"streams": self.processor.open_streams}})
         await self.processor.close(self.settings.grace_s)
+        self._desk.refuse_waiting()
         self._cold_text.close()
         if self._ticker is not None:
             self._ticker.cancel()
@@ -179,8 +193,15 @@ class SchedulerServer:
         return self._state
 
     async def _start_admin(self) -> None:
-        app = admin_app(self.scheduler, self.metrics, self.fleet, self.readiness, self._clock)
-        self._admin = web.AppRunner(app, access_log=None)
+        admin = Admin(
+            scheduler=self.scheduler,
+            metrics=self.metrics,
+            fleet=self.fleet,
+            reloader=self.reloader,
+            readiness=self.readiness,
+            clock=self._clock,
+        )
+        self._admin = web.AppRunner(admin_app(admin), access_log=None)
         await self._admin.setup()
         settings = self.settings
         try:
@@ -251,24 +272,39 @@ async def running_scheduler(
 
 
 async def serve(policy: Policy, settings: ServeSettings) -> None:
-    """Run until SIGTERM or SIGINT.
+    """Run until SIGTERM or SIGINT; SIGHUP reloads the policy.
 
     Raises:
         PolicyError, PortTaken: before anything was served.
     """
-    stop = asyncio.Event()
-    with _signals(stop):
-        async with running_scheduler(policy, settings):
+    stop, hang_up = asyncio.Event(), asyncio.Event()
+    events = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: hang_up}
+    with _signals(events):
+        async with running_scheduler(policy, settings) as server:
+            reloads = asyncio.create_task(_reload_whenever(hang_up, server.reloader))
             await stop.wait()
+            reloads.cancel()
+
+
+async def _reload_whenever(hang_up: asyncio.Event, reloader: PolicyReloader) -> None:
+    while True:
+        await hang_up.wait()
+        hang_up.clear()
+        try:
+            await reloader.reload()
+        except PolicyError:
+            pass  # told by the reloader
+        except Exception as error:
+            logger.error("defect", exc_info=error)
 
 
 @contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
+def _signals(events: Mapping[signal.Signals, asyncio.Event]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    for number, event in events.items():
+        loop.add_signal_handler(number, event.set)
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in events:
             loop.remove_signal_handler(number)

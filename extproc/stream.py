@@ -127,8 +127,8 @@ class RequestStream:
             return self._on_body(message)
         if kind == "request_trailers":
             return self._on_trailers()
-        if kind == "response_headers" and self._state is _State.BODY:
-            # Envoy answered by itself: a body over its own buffer limit, say.
+        if kind == "response_headers" and self._state in (_State.HEADERS, _State.BODY):
+            # Envoy answered by itself: an earlier filter's 401, or a body over its own limit.
             self._state = _State.ENVOY_ANSWERED
             return Step(self.answer_response([]))
         if self._state in (_State.ANSWERED, _State.ENVOY_ANSWERED):
@@ -193,9 +193,11 @@ class RequestStream:
     def _on_headers(self, message: ProcessingRequest) -> Step:
         if message.HasField("protocol_config"):
             self._mode = message.protocol_config.request_body_mode
-        self._headers = _wanted(message, self._identity_headers)
+        headers = message.request_headers.headers.headers
+        self._headers = wanted_headers(headers, self._identity_headers)
         self._request_id = self._headers.get("x-request-id", "")
-        self._metadata = _metadata(message, self._metadata_paths)
+        filters = message.metadata_context.filter_metadata
+        self._metadata = wanted_metadata(filters, self._metadata_paths)
         ends = message.request_headers.end_of_stream
         self._has_body = not ends
         if ends or self._mode in _BODILESS:
@@ -237,13 +239,16 @@ class RequestStream:
         return Step(event=event)
 
 
-def _wanted(message: ProcessingRequest, joined: Set[str]) -> dict[str, str]:
+def wanted_headers(headers: Iterable[Any], joined: Set[str]) -> dict[str, str]:
     """The headers that decisions read, undecodable bytes replaced, cut to a bounded length.
 
     Of a name that comes twice the first counts, or with a name in ``joined`` all do.
+
+    Args:
+        headers: messages with ``key`` and either ``raw_value`` or ``value``.
     """
     found: dict[str, str] = {}
-    for header in message.request_headers.headers.headers:
+    for header in headers:
         key = header.key.lower()
         again = key in found
         if key in joined or (key in _WANTED_HEADERS and not again):
@@ -253,8 +258,10 @@ def _wanted(message: ProcessingRequest, joined: Set[str]) -> dict[str, str]:
     return found
 
 
-def _metadata(message: ProcessingRequest, paths: Set[MetadataPath]) -> dict[MetadataPath, Any]:
-    filters = message.metadata_context.filter_metadata
+def wanted_metadata(
+    filters: Mapping[str, Struct], paths: Set[MetadataPath]
+) -> dict[MetadataPath, Any]:
+    """Values of filter metadata at these paths, as :class:`Arrived` has them."""
     found = {path: _at(filters[path[0]], path[1:]) for path in paths if path[0] in filters}
     return {path: value for path, value in found.items() if value is not None}
 

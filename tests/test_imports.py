@@ -34,9 +34,9 @@ LAYERS = (
     {"scheduler"},
     {"replies", "stream", "telemetry", "cold_text"},
     {"desk"},
-    {"call", "processor", "control", "admin"},
+    {"call", "processor", "control", "api", "api_messages", "reload", "admin"},
     {"server"},
-    {"reference"},
+    {"reference", "console"},
     {"cli"},
 )
 """Lowest first; a module imports from its own layer and from those below."""

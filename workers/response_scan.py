@@ -104,13 +104,24 @@ class ResponseScan:
         if (
             not self._carry
             and self._sse
-            and _NEEDLE not in chunk
             and _ERROR not in chunk
             and _FAILED not in chunk
             and chunk.endswith(_EVENT_ENDS)
+            and (_NEEDLE not in chunk or self._take_newer(chunk))
         ):
-            return  # Whole events with nothing to see: nearly all chunks.
+            return  # Whole events and no error: nearly all chunks.
         self._feed(self._carry + chunk if self._carry else chunk)
+
+    def _take_newer(self, chunk: bytes) -> bool:
+        """Take the last usage of whole events unparsed; False if that is not so simple."""
+        at = chunk.rfind(_NEEDLE)
+        if self._first is None or not chunk.startswith(_USUAL, at):
+            return False
+        usage = chunk[at : at + MAX_USAGE_BYTES]
+        if _TOKENS not in usage:
+            return False
+        self._last = usage
+        return True
 
     def _feed(self, data: bytes) -> None:
         at = data.find(_NEEDLE)

@@ -17,7 +17,6 @@ from benchmarks.load.engines import EngineWatch
 from benchmarks.load.figures import (
     Figures,
     Series,
-    Spread,
     as_json,
     figures,
     hit_ratio_over_time,
@@ -142,11 +141,14 @@ def print_figures(title: str, runs: dict[str, Figures]) -> None:
                 console.print(f"{name or 'requests'} {what}: {_counts(counts)}", markup=False)
 
 
-def _ms(values: Spread) -> str:
-    if values.p50 != values.p50:
-        return "-"
-    p50, p90, p99 = (1_000 * value for value in (values.p50, values.p90, values.p99))
-    return f"{p50:,.1f} / {p90:,.1f} / {p99:,.1f}"
+def _ms(field: str, rank: str) -> Callable[[Figures], str]:
+    """How a percentile in seconds is shown."""
+
+    def tell(found: Figures) -> str:
+        value = getattr(getattr(found, field), rank)
+        return f"{1_000 * value:,.1f}" if value == value else "-"
+
+    return tell
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -159,15 +161,20 @@ _ROWS: dict[str, Callable[[Figures], str]] = {
     "answers/s": lambda f: f"{f.requests_per_s:.2f}",
     "output tokens/s": lambda f: f"{f.output_tokens_per_s:,.0f}",
     "within the budgets, a second": lambda f: f"{f.good}, {f.goodput_per_s:.2f}",
-    "TTFT ms p50/p90/p99": lambda f: _ms(f.ttft_s),
-    "TPOT ms p50/p90/p99": lambda f: _ms(f.tpot_s),
-    "end to end ms p50/p90/p99": lambda f: _ms(f.e2e_s),
-    "held by the gateway ms": lambda f: _ms(f.queue_s),
+    "TTFT p50 ms": _ms("ttft_s", "p50"),
+    "TTFT p90 ms": _ms("ttft_s", "p90"),
+    "TTFT p99 ms": _ms("ttft_s", "p99"),
+    "TPOT p50 ms": _ms("tpot_s", "p50"),
+    "TPOT p99 ms": _ms("tpot_s", "p99"),
+    "end to end p50 ms": _ms("e2e_s", "p50"),
+    "end to end p99 ms": _ms("e2e_s", "p99"),
+    "held by the gateway p50 ms": _ms("queue_s", "p50"),
+    "held by the gateway p99 ms": _ms("queue_s", "p99"),
     "token hit ratio": lambda f: f"{f.hit_ratio:.3f}",
     "refused, told to wait": lambda f: f"{f.refused_tries}, {f.told_to_wait}",
     "came back, then served": lambda f: f"{f.returned}, {f.returned_served}",
     "prompts off plan": lambda f: str(f.off_plan),
-    "generator late ms": lambda f: _ms(f.lag_s),
+    "generator late p99 ms": _ms("lag_s", "p99"),
 }
 
 

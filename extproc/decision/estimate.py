@@ -16,11 +16,14 @@ _MAX_WORKERS = 32
 @dataclass(frozen=True, slots=True)
 class WorkerCost:
     """One worker's place in the ranking: its cost and what it is made of, in the profile's
-    unit (tokens of prefill work for `balanced`)."""
+    unit (tokens of prefill work for `balanced`), and whether it serves the model and has a
+    slot."""
 
     address: str
     cost: float
     terms: dict[str, float]
+    ready: bool
+    has_slot: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +55,19 @@ def estimate_of(
 ) -> Estimate:
     """Ask admission and routing, and change nothing."""
     verdict = admission.preview(demand, room, now)
+    usable, has_slot = pool.usable(demand.name), pool.has_slot(demand.name)
     costs = sorted(
         (
             WorkerCost(
                 worker.address,
                 sum(float(values[worker.column]) for values in route.terms.values()),
                 {name: float(values[worker.column]) for name, values in route.terms.items()},
+                ready=bool(usable[worker.column]),
+                has_slot=bool(has_slot[worker.column]),
             )
             for worker in pool.workers.values()
         ),
-        key=lambda worker: worker.cost,
+        key=lambda worker: (not worker.ready, not worker.has_slot, worker.cost),
     )
     return Estimate(
         verdict=verdict.verdict,

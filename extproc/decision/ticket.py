@@ -13,7 +13,7 @@ from extproc.errors import Refusal
 from extproc.fleet.pool import Pool
 from extproc.fleet.worker import Booking, Outcome
 from extproc.request.profile import RequestProfile
-from extproc.routing.router import Router
+from extproc.routing.rollout import SwitchedRouter
 from extproc.tokens.keyer import PromptKeyer, PromptKeys
 
 
@@ -25,7 +25,7 @@ class ServedModel:
         desire: how many workers it should have.
     """
 
-    def __init__(self, pool: Pool, router: Router, keyer: PromptKeyer) -> None:
+    def __init__(self, pool: Pool, router: SwitchedRouter, keyer: PromptKeyer) -> None:
         self.pool = pool
         self.router = router
         self.keyer = keyer
@@ -80,6 +80,7 @@ class Ticket:
         steps: degrade steps taken.
         cap_tokens: output length that a step allows.
         settled: the engine has told what it really was.
+        watched_pick: address that cache-aware routing would have led with, where it watches.
     """
 
     __slots__ = (
@@ -105,6 +106,7 @@ class Ticket:
         "shadow",
         "started_at",
         "steps",
+        "watched_pick",
     )
 
     def __init__(
@@ -129,6 +131,7 @@ class Ticket:
         self.outcome: Outcome | None = None
         self.served_by: str | None = None
         self.shadow: str | None = None
+        self.watched_pick: str | None = None
         self.steps: list[str] = []
         self.cap_tokens: int | None = None
         self.renewable = False

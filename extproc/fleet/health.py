@@ -75,7 +75,7 @@ class Health:
         whether or not it waited.
         """
         table = self._table
-        table.progress_at[column] = now
+        table.progress_at[column] = max(table.progress_at[column], now)
         _average(table.ttft_share, column, self._share_of_limit(ttft_s, ahead_tokens))
         if ahead_tokens >= _LEAST_PREFILL_TOKENS and ttft_s > 0:
             _average(table.prefill_tokens_per_s, column, ahead_tokens / ttft_s)

@@ -7,6 +7,7 @@ reports are recent.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection
 
@@ -33,6 +34,8 @@ from extproc.fleet.worker import (
 from extproc.policy import PoolPolicy, ReportPolicy, parse_address
 from extproc.tokens.blocks import Keys
 
+_RECENT_S = 60.0
+"""Time constant with which sent work stops being recent."""
 _AGED_PER_TICK = 16
 """Overlay generations ended per tick (about 0.1 ms each), so that ticks stay short."""
 
@@ -54,6 +57,7 @@ class Pool:
         self._leases: set[str] = set()
         self._hot: Counter[int] = Counter()
         self._picks = 0
+        self._ticked_at = now
         self._serving: dict[str, Bools] = {}
         for address in policy.workers:
             self._add(address, reports=False, now=now)
@@ -188,6 +192,7 @@ class Pool:
         table.picked_at[column] = self._picks
         table.pending_prefill_tokens[column] += uncached_tokens
         table.output_tokens[column] += output_tokens
+        table.recent_tokens[column] += uncached_tokens
         table.kv_booked_blocks[column] += kv_blocks
         worker.peak_in_flight = max(worker.peak_in_flight, int(table.in_flight[column]))
         return booking
@@ -220,7 +225,8 @@ class Pool:
             waited_s = now - booking.booked_at
             if worker.tells_ends or not worker.reports:
                 self.health.first_token(worker.column, waited_s, booking.ahead_tokens, now)
-        self.table.progress_at[worker.column] = now
+        progress_at = self.table.progress_at
+        progress_at[worker.column] = max(progress_at[worker.column], now)
         self.first_token(booking)
         if not worker.tells_ends:
             self.health.ended(worker.column, error or error_of(status), now)
@@ -266,6 +272,10 @@ class Pool:
         rates = self.table.prefill_tokens_per_s[self.table.present]
         known = rates[rates > 0]
         return tokens / float(known.mean()) if len(known) else 0.0
+
+    def is_adapter(self, name: str) -> bool:
+        """Whether a name is an adapter's and not one of the base model's own."""
+        return name != self.policy.model and name not in self.policy.aliases
 
     def serves(self, name: str) -> bool:
         """Whether some worker lists this adapter."""
@@ -341,6 +351,8 @@ class Pool:
         self.table.engine_queue[silent] = 0
         self.table.kv_free_blocks[silent] = np.inf
         self.table.kv_usage[silent] = np.nan
+        self.table.recent_tokens *= math.exp(-max(0.0, now - self._ticked_at) / _RECENT_S)
+        self._ticked_at = now
         self.health.tick(now)
         self._age_overlays(now)
         return lost

@@ -41,6 +41,7 @@ class WorkerTable:
         engine_queue: requests waiting inside its engine at the last report, 0 if unknown.
         kv_free_blocks: those not held by live requests at the last report; infinite if unknown.
         kv_booked_blocks: blocks of requests sent there that the report cannot have seen.
+        recent_tokens: uncached tokens sent to it lately, fading over a minute.
         kv_usage: share of KV blocks held by live requests.
         prefilling: requests that this scheduler has on it without a first token.
         prefill_tokens_per_s, tpot_s: moving averages of what it was seen to do.
@@ -73,6 +74,7 @@ class WorkerTable:
         self.engine_queue: Ints = np.zeros(0, dtype=np.int64)
         self.kv_free_blocks: Floats = np.zeros(0)
         self.kv_booked_blocks: Ints = np.zeros(0, dtype=np.int64)
+        self.recent_tokens: Floats = np.zeros(0)
         self.kv_usage: Floats = np.zeros(0)
         self.prefilling: Ints = np.zeros(0, dtype=np.int64)
         self.prefill_tokens_per_s: Floats = np.zeros(0)

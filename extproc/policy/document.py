@@ -112,7 +112,7 @@ def load_policy(path: Path) -> Policy:
     except OSError as error:
         raise PolicyError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise PolicyError(f"{path}: not YAML: {error}") from error
+        raise PolicyError(f"{path}: not YAML: {_misread(error)}") from error
     return parse_policy(data, base=path.parent, source=str(path))
 
 
@@ -135,6 +135,15 @@ def parse_policy(data: Any, *, base: Path | None = None, source: str = "policy")
 def _absolute(pool: PoolPolicy, base: Path) -> dict[str, Path]:
     paths = {"tokenizer": pool.tokenizer, "chat_template": pool.chat_template}
     return {name: (base / path).resolve() for name, path in paths.items() if path is not None}
+
+
+def _misread(error: Exception) -> str:
+    """What is wrong and where, without the text of the file, which may hold a secret."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error)
+    harmless = isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError)
+    problem = error.problem if harmless else "an alias or tag that means nothing here"
+    return f"{problem} (line {error.problem_mark.line + 1})"
 
 
 def _complaints(error: ValidationError, source: str) -> list[str]:

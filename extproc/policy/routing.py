@@ -30,6 +30,7 @@ Term = Literal[
     "pending_prefill",
     "running",
     "queued_tokens",
+    "recent_work",
     "slow_prefill",
     "finish",
     "kv_pressure",

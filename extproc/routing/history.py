@@ -86,20 +86,20 @@ class Conversations:
 
 
 class Sessions:
-    """Last worker by session id."""
+    """Last worker by session, given as a hash of its id."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
-        self._addresses: OrderedDict[str, str] = OrderedDict()
+        self._addresses: OrderedDict[int, str] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._addresses)
 
-    def find(self, session: str) -> str | None:
+    def find(self, session: int) -> str | None:
         """Address of the session's last worker."""
         return self._addresses.get(session)
 
-    def place(self, session: str, address: str) -> None:
+    def place(self, session: int, address: str) -> None:
         """A request of the session goes to a worker."""
         self._addresses[session] = address
         self._addresses.move_to_end(session)

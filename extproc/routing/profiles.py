@@ -20,12 +20,14 @@ class ProfileSpec:
 PROFILES: dict[Profile, ProfileSpec] = {
     "balanced": ProfileSpec(
         {
-            "uncached": 3.0,
+            "uncached": 4.0,
             "pending_prefill": 1.0,
-            "running": 120.0,
+            "running": 160.0,
+            "recent_work": 0.05,
             "slow_prefill": 1.0,
             "kv_pressure": 2_000.0,
             "health": 4_000.0,
+            "session": 320.0,
             "adapter_cold": 2_000.0,
         }
     ),

@@ -5,27 +5,31 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
+from extproc.errors import NoReadyWorker
 from extproc.fleet.pool import Pool
 from extproc.fleet.table import Bools, Floats
-from extproc.policy import Term
+from extproc.policy import RoutingPolicy, Term
 from extproc.routing import leaders
+from extproc.routing.adapters import AdapterHomes
 from extproc.routing.history import Conversations, Placement, Sessions
 from extproc.routing.hot import HotPrefixes
 from extproc.routing.picker import Picker
 from extproc.routing.prediction import cached_tokens, worth_moving_for
 from extproc.routing.profiles import PROFILES, weights_of
-from extproc.routing.terms import TERMS, Candidates, hash_order
+from extproc.routing.terms import TERMS, Candidates, Places, hash_order
 from extproc.tokens.blocks import Keys
 from extproc.tokens.keyer import PromptKeys
 
-_LAST_RESORT_COST = 1e15
-"""More than any load: workers to avoid come after all others."""
+_LAST_RESORT_COST = 1e9
+"""More than any load, and small enough that ties are still ties: floats have 16 digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,9 @@ class Route:
         keys: of the first prompt that has any.
         before: where the conversation that this prompt continues went last.
         hot_key: the block that ends the longest cached prefix, if that is a good part.
-        session: the session that the request belongs to.
+        session: hash of the session that the request belongs to.
+        adapter: the adapter that it needs, empty for the base model.
+        watched: what the pool's profile would have chosen, where it only watches.
     """
 
     columns: list[int]
@@ -67,7 +73,9 @@ class Route:
     keys: Keys | None = None
     before: Placement | None = None
     hot_key: int | None = None
-    session: str = ""
+    session: int | None = None
+    adapter: str = ""
+    watched: Route | None = None
 
 
 class Router:
@@ -75,48 +83,70 @@ class Router:
 
     Args:
         rng: source of ties, of drawn choices and of exploration.
+        routing: how; the pool's own policy if not given.
     """
 
-    def __init__(self, pool: Pool, rng: random.Random) -> None:
-        policy = pool.policy.routing
-        spec = PROFILES[policy.profile]
+    def __init__(
+        self, pool: Pool, rng: random.Random, routing: RoutingPolicy | None = None
+    ) -> None:
+        policy = routing or pool.policy.routing
         self.conversations = Conversations(policy.affinity.max_prefixes)
         self.sessions = Sessions(policy.affinity.max_sessions)
+        self.adapters = AdapterHomes()
         self.hot = HotPrefixes(policy.replicas.max_prefixes)
         self._pool = pool
+        self._rng = rng
+        self._follows_pool = routing is None
+        self._configure(policy)
+
+    def _configure(self, policy: RoutingPolicy) -> None:
+        """Go on by another policy; what is remembered stays."""
+        spec = PROFILES[policy.profile]
         self._policy = policy
         self._uses_cache = spec.uses_cache
-        self._rng = rng
         self._weights = weights_of(policy)
         self._picker = Picker(
-            rng, policy.picker or spec.picker, tie=spec.tie, temperature=policy.softmax_temperature
+            self._rng,
+            policy.picker or spec.picker,
+            tie=spec.tie,
+            temperature=policy.softmax_temperature,
         )
 
     def route(self, prompts: Sequence[PromptKeys], now: float, asked: Asked = Asked()) -> Route:
-        """Choose workers for a request; the caller knows that at least one is allowed.
+        """Choose workers for a request.
 
-        The first column has room, unless none is needed. Later ones are for Envoy's retries:
-        ready workers, full ones included, because a retry must land somewhere.
+        The first column has room if any has. Later ones are for Envoy's retries: ready
+        workers, full ones included, because a retry must land somewhere.
+
+        Raises:
+            NoReadyWorker: nobody that it may go to is ready.
         """
         pool = self._pool
+        if self._follows_pool and pool.policy.routing is not self._policy:
+            self._configure(pool.policy.routing)
         usable = pool.usable(asked.model)
         if asked.subset is not None:
             usable = usable & pool.among(asked.subset)
+        if not usable.any():
+            raise NoReadyWorker("No worker that may serve this request is ready.")
         total = sum(prompt.tokens for prompt in prompts)
         predicted = cached_tokens(pool, prompts, now)
         best = float(predicted[usable].max(initial=0.0))
         keys = next((prompt.keys for prompt in prompts if len(prompt.keys)), None)
-        found = keys[: -(-int(best) // pool.policy.block_size_tokens)] if keys is not None else None
+        found = None if keys is None else keys[: self._found_blocks(predicted, usable)]
         before = None if found is None else self.conversations.find(found)
         useful = best >= max(1.0, self._policy.replicas.min_share * total)
         hot_key = int(found[-1]) if found is not None and useful else None
 
-        request = self._candidates(asked, usable, predicted, total, keys, before, now)
+        session = xxh3_64_intdigest(asked.session.encode()) if asked.session else None
+        adapter = asked.model if asked.model and pool.is_adapter(asked.model) else ""
+        places = self._places(keys, before, session, adapter)
+        request = self._candidates(asked, usable, predicted, total, places, now)
         terms = {term: weight * TERMS[term](request) for term, weight in self._weights.items()}
         cost = sum(terms.values(), start=np.zeros(len(predicted)))
         avoided = self._avoided(total - predicted, now)
         cost[avoided] += _LAST_RESORT_COST
-        first = self._allowed(asked, usable, total)
+        first = self._allowed(asked, usable, total - int(best))
         if (first & ~avoided).any():
             first = first & ~avoided
         if asked.needs_slot and self._uses_cache:
@@ -124,7 +154,16 @@ class Router:
         columns = self._picker.pick(cost, first, usable, self._policy.endpoints)
         matched = int(predicted[columns[0]])
         return Route(
-            columns, matched, total - matched, total, terms, keys, before, hot_key, asked.session
+            columns,
+            matched,
+            total - matched,
+            total,
+            terms,
+            keys,
+            before,
+            hot_key,
+            session,
+            adapter,
         )
 
     def note(self, route: Route, now: float) -> None:
@@ -132,17 +171,41 @@ class Router:
         address = self._pool.worker_at(route.columns[0]).address
         if route.keys is not None:
             self.conversations.place(route.keys, route.before, address, now)
-        if route.session:
+        if route.adapter:
+            self.adapters.note(self._pool, address, route.adapter)
+        if route.session is not None:
             self.sessions.place(route.session, address)
         if route.hot_key is not None:
             self.hot.note(route.hot_key, now)
 
-    def _allowed(self, asked: Asked, usable: Bools, prompt_tokens: int) -> Bools:
-        """Who may lead: workers with room, else with a slot, else (pages) anybody usable."""
+    def _found_blocks(self, predicted: Floats, usable: Bools) -> int:
+        """Leading blocks of the prompt that some worker has, if predictions are right."""
+        tokens = predicted[usable] / self._pool.table.cache_credit[usable]
+        return math.ceil(float(tokens.max(initial=0.0)) / self._pool.policy.block_size_tokens)
+
+    def _allowed(self, asked: Asked, usable: Bools, uncached_tokens: int) -> Bools:
+        """Who may lead: workers with room, else with a slot, else anybody usable."""
         if not asked.needs_slot:
             return usable
-        room = usable & self._pool.has_room(asked.model, prompt_tokens + asked.output_tokens)
-        return room if room.any() else usable & self._pool.has_slot(asked.model)
+        room = usable & self._pool.has_room(asked.model, uncached_tokens + asked.output_tokens)
+        if not room.any():
+            room = usable & self._pool.has_slot(asked.model)
+        return room if room.any() else usable
+
+    def _places(
+        self, keys: Keys | None, before: Placement | None, session: int | None, adapter: str
+    ) -> Places:
+        """Where the request's conversation, session and adapter are at home."""
+        pool, affinity = self._pool, self._policy.affinity
+        blocks = max(1, affinity.hash_tokens // pool.policy.block_size_tokens)
+        beginning = None if keys is None else int(keys[:blocks][-1])
+        return Places(
+            last=-1 if before is None else pool.column_of(before.address),
+            session=-1 if session is None else pool.column_of(self.sessions.find(session)),
+            adapter_loaded=self.adapters.loaded(pool, adapter) if adapter else None,
+            hash_key=beginning if session is None else session,
+            hash_max_load=affinity.hash_max_load,
+        )
 
     def _candidates(
         self,
@@ -150,8 +213,7 @@ class Router:
         usable: Bools,
         predicted: Floats,
         total: int,
-        keys: Keys | None,
-        before: Placement | None,
+        places: Places,
         now: float,
     ) -> Candidates:
         pool, table, policy = self._pool, self._pool.table, self._policy
@@ -170,10 +232,7 @@ class Router:
             scores=pool.health.scores(now),
             trust=pool.trust(now),
             new=new,
-            last=pool.column_of(before.address) if before else -1,
-            session=pool.column_of(self.sessions.find(asked.session)) if asked.session else -1,
-            hash_key=_hash_key(keys, policy.affinity.hash_tokens // pool.policy.block_size_tokens),
-            hash_max_load=policy.affinity.hash_max_load,
+            places=places,
         )
 
     def _narrowed(
@@ -190,7 +249,7 @@ class Router:
         policy, table = self._policy, self._pool.table
         load = request.running / np.maximum(table.slots, 1)
         if before is not None and policy.affinity.sticky_s:
-            stay = leaders.staying(allowed, request.last, before, load, policy.affinity, now)
+            stay = leaders.staying(allowed, request.places.last, before, load, policy.affinity, now)
             if stay is not allowed:
                 return stay
         if hot_key is None:
@@ -219,8 +278,3 @@ class Router:
         long = uncached >= self._policy.health.cool_down_min_tokens
         avoided: Bools = table.last_resort(now) | (long & (table.cooling_until > now))
         return avoided
-
-
-def _hash_key(keys: Keys | None, blocks: int) -> int | None:
-    """Key of the prompt's beginning: of its last block within so many."""
-    return None if keys is None else int(keys[: max(1, blocks)][-1])

@@ -24,6 +24,24 @@ _SLOWEST = 20.0
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """Where a request is at home.
+
+    Attributes:
+        last, session: columns of the conversation's and the session's last worker, or -1.
+        adapter_loaded: workers that have the request's adapter; None if it needs none.
+        hash_key: of its session or of its prompt's beginning; None if it has neither.
+        hash_max_load: bound on a worker's share for consistent hashing.
+    """
+
+    last: int = -1
+    session: int = -1
+    adapter_loaded: Bools | None = None
+    hash_key: int | None = None
+    hash_max_load: float = 1.25
+
+
+@dataclass(frozen=True, slots=True)
 class Candidates:
     """One request against all workers: what the terms read.
 
@@ -36,10 +54,6 @@ class Candidates:
         scores: health, 0 to 100.
         trust: weight of each worker's last report, 1 when fresh, 0 when stale.
         new: workers that are new among older ones.
-        last, session: columns of the conversation's and the session's last worker, or -1.
-        adapter_loaded: workers that have the request's adapter; None if it needs none.
-        hash_key: of the prompt's beginning or its session; None if it has neither.
-        hash_max_load: bound on a worker's share for consistent hashing.
     """
 
     table: WorkerTable
@@ -52,11 +66,7 @@ class Candidates:
     scores: Floats
     trust: Floats
     new: Bools
-    last: int = -1
-    session: int = -1
-    adapter_loaded: Bools | None = None
-    hash_key: int | None = None
-    hash_max_load: float = 1.25
+    places: Places = Places()
 
 
 def uncached(request: Candidates) -> Floats:
@@ -77,6 +87,11 @@ def running(request: Candidates) -> Floats:
 def queued_tokens(request: Candidates) -> Floats:
     """Prompt tokens to compute and output tokens to generate that we have there."""
     return request.pending_prefill + request.table.output_tokens
+
+
+def recent_work(request: Candidates) -> Floats:
+    """Uncached tokens sent there in the last minute: what pushes out what is cached."""
+    return request.table.recent_tokens
 
 
 def slow_prefill(request: Candidates) -> Floats:
@@ -141,19 +156,19 @@ def prefix_locality(request: Candidates) -> Floats:
 
 def switch(request: Candidates) -> Floats:
     """1 for every worker but the conversation's last."""
-    return _elsewhere(request, request.last)
+    return _elsewhere(request, request.places.last)
 
 
 def session(request: Candidates) -> Floats:
     """1 for every worker but the session's last."""
-    return _elsewhere(request, request.session)
+    return _elsewhere(request, request.places.session)
 
 
 def adapter_cold(request: Candidates) -> Floats:
     """1 where the request's adapter would have to be loaded first."""
-    if request.adapter_loaded is None:
+    if request.places.adapter_loaded is None:
         return np.zeros(len(request.cached))
-    return np.where(request.adapter_loaded, 0.0, 1.0)
+    return np.where(request.places.adapter_loaded, 0.0, 1.0)
 
 
 def last_pick(request: Candidates) -> Floats:
@@ -166,13 +181,13 @@ def hash_rank(request: Candidates) -> Floats:
 
     Rendezvous hashing (Thaler and Ravishankar) with bounded loads (Mirrokni et al.).
     """
-    if request.hash_key is None:
+    if request.places.hash_key is None:
         rank = np.zeros(len(request.cached))
     else:
-        rank = hash_order(request.table.seed, request.hash_key)
+        rank = hash_order(request.table.seed, request.places.hash_key)
     workers = max(1, int(request.usable.sum()))
     total = float(request.running[request.usable].sum())
-    bound = np.ceil(request.hash_max_load * (total + 1) / workers)
+    bound = np.ceil(request.places.hash_max_load * (total + 1) / workers)
     full: Bools = request.running >= bound
     return rank + full.astype(np.float64)
 
@@ -191,6 +206,7 @@ TERMS: dict[Term, Callable[[Candidates], Floats]] = {
     "pending_prefill": pending_prefill,
     "running": running,
     "queued_tokens": queued_tokens,
+    "recent_work": recent_work,
     "slow_prefill": slow_prefill,
     "finish": finish,
     "kv_pressure": kv_pressure,

@@ -31,7 +31,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "kvgate_requests",
-            "Requests by how admission ended: allowed, a refusal's code, or client_gone.",
+            "Requests by how they ended here: allowed, selected, dry_run, client_gone, or a"
+            " refusal's code.",
             ("model", "endpoint", "outcome"),
             registry=self.registry,
         )
@@ -104,6 +105,19 @@ class Metrics:
             "Requests that ran although admission, in shadow, would not have let them: waits,"
             " or a refusal's code.",
             ("model", "verdict"),
+            registry=self.registry,
+        )
+        self.watched_picks = Counter(
+            "kvgate_shadow_routing",
+            "Requests routed by load while cache-aware routing watched, by whether it would"
+            " have led with the same worker.",
+            ("model", "agreement"),
+            registry=self.registry,
+        )
+        self.policy_reloads = Counter(
+            "kvgate_policy_reloads",
+            "Looks at the policy file: applied, unchanged, or refused (the one before stays).",
+            ("result",),
             registry=self.registry,
         )
         self.degraded = Counter(
@@ -184,6 +198,10 @@ class ModelMetrics:
         """What admission would have done with a request that it let run."""
         self._metrics.shadow_verdicts.labels(self._model, verdict).inc()
 
+    def count_watched(self, same: bool) -> None:
+        """Cache-aware routing watched a pick by load."""
+        self._metrics.watched_picks.labels(self._model, "same" if same else "other").inc()
+
     def count_degraded(self, step: str) -> None:
         """A degrade step was taken instead of a refusal."""
         self._metrics.degraded.labels(self._model, step).inc()
@@ -218,6 +236,11 @@ _MODEL_GAUGES: tuple[_Sample, ...] = (
         "kvgate_boundary_cache_bytes",
         "Block keys kept by conversation prefix.",
         lambda served, _: served.keyer.boundary_cache.bytes,
+    ),
+    (
+        "kvgate_known_words",
+        "Words whose token ids are kept, at most 65,536.",
+        lambda served, _: served.keyer.known_words,
     ),
     (
         "kvgate_exact_keys",

@@ -487,3 +487,120 @@ def test_a_long_prompt_matches_over_both_tiers() -> None:
     some.snapshot(worker, snapshot(prompt[:450:2], size=size), 1.0)
     some.snapshot(worker, snapshot(prompt[1:450:2], size=size), 1.0, Tier.HOST)
     assert 225 <= float(some.cached_blocks(prompt)[worker.column]) <= 227
+
+
+class TestRoom:
+    """Beyond a slot: a short queue in the engine and KV blocks for the new tokens."""
+
+    def room(self, pool: Pool, worker: Worker, tokens: int = 0) -> bool:
+        return bool(pool.has_room(None, tokens)[worker.column])
+
+    def busy(self, **report: object) -> tuple[Pool, Worker]:
+        some = pool(routing={"max_engine_queue": 2})
+        return some, join(some, 1, running=1.0, **report)
+
+    @pytest.mark.parametrize(("waiting", "room"), [(0.0, True), (2.0, True), (3.0, False)])
+    def test_a_queue_in_the_engine_leaves_no_room(self, waiting: float, room: bool) -> None:
+        some, worker = self.busy(waiting=waiting)
+        assert self.room(some, worker) == room == some.has_any_room()
+        assert some.has_slot(None)[worker.column]
+
+    @pytest.mark.parametrize(("tokens", "room"), [(40, True), (41, False)])
+    def test_the_tokens_have_to_fit_the_free_blocks(self, tokens: int, room: bool) -> None:
+        some, worker = self.busy(kv_usage=0.5, kv_blocks=20)
+        assert self.room(some, worker, tokens) == room
+
+    @pytest.mark.parametrize("known", [{"kv_usage": 1.0}, {"kv_blocks": 5}])
+    def test_what_is_not_told_does_not_limit(self, known: dict[str, float]) -> None:
+        """LD1."""
+        some, worker = self.busy(waiting=None, **known)
+        assert self.room(some, worker, 1_000_000)
+
+    def test_what_was_sent_since_the_report_is_taken_off(self) -> None:
+        some, worker = self.busy(kv_usage=0.0, kv_blocks=10)
+        booking = some.book(worker.column, 20, "a", output_tokens=9)
+        assert some.table.output_tokens[worker.column] == 9
+        assert self.room(some, worker, 8)
+        assert not self.room(some, worker, 9)
+        some.release(booking)
+        assert some.table.output_tokens[worker.column] == 0
+        assert self.room(some, worker, 40)
+
+    def test_a_report_counts_what_its_engine_lists_or_else_everything(self) -> None:
+        some, worker = self.busy(kv_usage=0.0, kv_blocks=10)
+        first = some.book(worker.column, 16, "a")
+        some.book(worker.column, 16, "b")
+        told = ready(running=1.0, kv_usage=0.4, kv_blocks=10, leases=frozenset({"a", "x"}))
+        some.report(worker, told, 1.0)
+        assert some.table.kv_booked_blocks[worker.column] == 4
+        some.release(first)
+        assert some.table.kv_booked_blocks[worker.column] == 4
+        some.report(worker, ready(running=1.0, kv_usage=0.8, kv_blocks=10), 2.0)
+        assert some.table.kv_booked_blocks[worker.column] == 0
+
+    def test_an_idle_worker_takes_whatever_comes(self) -> None:
+        """The engine alone knows what to do with more than all its memory."""
+        some = pool()
+        worker = join(some, 1, waiting=0.0, kv_usage=0.0, kv_blocks=10)
+        assert self.room(some, worker, 1_000)
+        some.book(worker.column, 1, "a")
+        assert not self.room(some, worker, 1_000)
+
+    def test_a_silent_worker_is_not_thought_full(self) -> None:
+        """LD3: nobody knows."""
+        some, worker = self.busy(waiting=9.0, kv_usage=1.0, kv_blocks=10)
+        some.tick(2.9)
+        assert not self.room(some, worker, 50)
+        some.tick(3.0)
+        assert self.room(some, worker, 50)
+
+    def test_adapters_have_room_where_they_are(self) -> None:
+        some = pool()
+        holder, other = join(some, 1, adapters=("lora",)), join(some, 2)
+        assert some.has_room("lora", 10)[[holder.column, other.column]].tolist() == [True, False]
+
+
+class TestHot:
+    def test_counts_of_all_agents_add_up_and_are_replaced(self) -> None:
+        some = pool()
+        first, second = join(some, 1), join(some, 2)
+        some.take_hot(first, ((7, 3), (8, 1)))
+        some.take_hot(second, ((7, 2),))
+        assert (some.told_hot(7), some.told_hot(8), some.told_hot(9)) == (5.0, 1.0, 0.0)
+        some.take_hot(first, ((8, 4),))
+        assert (some.told_hot(7), some.told_hot(8)) == (2.0, 4.0)
+        assert first.hot_prefixes == ((8, 4),)
+
+    def test_a_worker_that_leaves_takes_its_counts_along(self) -> None:
+        """MM1."""
+        some = pool()
+        some.take_hot(join(some, 1), ((7, 3),))
+        some.tick(1_000.0)
+        assert some.told_hot(7) == 0.0
+
+
+def test_lists_of_allowed_workers_name_addresses_or_ips() -> None:
+    some = pool()
+    first, second = join(some, 1), join(some, 2)
+    for names, allowed in (
+        ({address(1)}, [True, False]),
+        ({"10.0.0.2"}, [False, True]),
+        ({"10.0.0.1:9999"}, [False, False]),
+        (set(), [False, False]),
+    ):
+        assert some.among(names)[[first.column, second.column]].tolist() == allowed
+
+
+def test_reports_are_trusted_less_as_they_age() -> None:
+    some = pool(ReportPolicy(stale_after_s=4.0), workers=[address(9)])
+    worker, static = join(some, 1, now=10.0), some.workers[address(9)]
+    trusts = [some.trust(now)[worker.column] for now in (10.0, 11.0, 13.0, 99.0)]
+    assert trusts == [1.0, 0.75, 0.25, 0.0]
+    assert some.trust(99.0)[static.column] == 1.0
+
+
+def test_columns_are_found_by_address() -> None:
+    some = pool()
+    worker = join(some, 1)
+    assert some.column_of(worker.address) == worker.column
+    assert some.column_of("10.9.9.9:1") == some.column_of(None) == -1

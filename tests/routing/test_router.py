@@ -8,6 +8,7 @@ import pytest
 from extproc.fleet.pool import Pool
 from extproc.fleet.worker import WorkerState
 from extproc.routing.prediction import cached_tokens
+from extproc.routing.profiles import PROFILES
 from extproc.routing.router import Asked, Route, Router
 from extproc.tokens.keyer import PromptKeys
 from tests.support.builders import BLOCK, join, pool, prompt_keys, snapshot, text_blocks
@@ -43,7 +44,7 @@ class TestCost:
         assert chosen.prompt_tokens == 81
 
     def test_a_busy_holder_loses_to_an_idle_worker(self) -> None:
-        """Weights 3 and 120: 80 cached tokens are worth less than three running requests."""
+        """Weights 4 and 160: 80 cached tokens are worth less than three running requests."""
         some = joined(2)
         warm(some, 0, X)
         some.book(0, 0, "lease")
@@ -53,7 +54,7 @@ class TestCost:
         assert routed(some, X).columns == [1, 0]
 
     def test_pending_prefill_counts_until_the_first_token(self) -> None:
-        some = joined(2, routing={"weights": {"running": 0}})
+        some = joined(2, routing={"weights": {"running": 0, "recent_work": 0}})
         booking = some.book(0, 1_000, "lease")
         assert [routed(some, X).columns[0] for _ in range(20)] == [1] * 20
         some.first_token(booking)
@@ -162,3 +163,30 @@ class TestLastResort:
         some.suspect(some.worker_at(0), now=0.0)
         assert routed(some, X, now=1.9).columns == [1, 0]
         assert routed(some, X, now=2.0).columns == [0, 1]
+
+
+class TestSubset:
+    def test_only_workers_that_the_gateway_allows_are_listed(self) -> None:
+        some = joined(4)
+        warm(some, 0, X)
+        router = Router(some, RNG)
+        asked = Asked(subset={some.worker_at(1).address, some.worker_at(2).address})
+        for _ in range(20):
+            assert set(router.route([prompt_keys(X)], 0.0, asked).columns) == {1, 2}
+
+
+def test_a_route_says_what_each_term_cost() -> None:
+    some = joined(2)
+    warm(some, 1, X)
+    terms = routed(some, X).terms
+    assert set(terms) == set(PROFILES["balanced"].weights)
+    assert terms["uncached"][:2].tolist() == [4 * 81, 4 * 1]
+
+
+def test_routing_alone_remembers_nothing() -> None:
+    some = joined(2)
+    router = Router(some, RNG)
+    route = router.route([prompt_keys(X)], 0.0, Asked(session="s"))
+    assert (len(router.conversations), len(router.sessions), len(router.hot)) == (0, 0, 0)
+    router.note(route, 0.0)
+    assert (len(router.conversations), len(router.sessions), len(router.hot)) == (1, 1, 0)

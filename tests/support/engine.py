@@ -72,6 +72,8 @@ class FakeEngine:
         self.generated = 0
         self.works = True
         self.health = 200
+        self.health_checks = 0
+        self.refused_health_checks = 0
         self.metrics_status = 200
         self.silent: set[str] = set()
         self.page: str | None = None
@@ -111,6 +113,10 @@ class FakeEngine:
         return await handler(request)
 
     async def _health(self, _: web.Request) -> web.Response:
+        self.health_checks += 1
+        if self.refused_health_checks:
+            self.refused_health_checks -= 1
+            return web.Response(status=503)
         return web.Response(status=self.health)
 
     async def _version(self, _: web.Request) -> web.Response:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 
 from extproc.envoy_config import EnvoySettings, envoy_binary, write
 
@@ -61,8 +62,12 @@ class RunningEnvoy:
 
 
 @asynccontextmanager
-async def running_envoy(settings: EnvoySettings) -> AsyncIterator[RunningEnvoy]:
+async def running_envoy(
+    settings: EnvoySettings, filters: Sequence[Mapping[str, Any]] = ()
+) -> AsyncIterator[RunningEnvoy]:
     """Start Envoy, wait until it listens, stop it afterwards.
+
+    ``filters`` are HTTP filters to put before those of the generated configuration.
 
     Raises:
         AssertionError: it did not come up; the message holds its log.
@@ -70,6 +75,7 @@ async def running_envoy(settings: EnvoySettings) -> AsyncIterator[RunningEnvoy]:
     with tempfile.TemporaryDirectory(prefix="kvgate-envoy-") as folder:
         config, log = Path(folder, "envoy.yaml"), Path(folder, "envoy.log")
         write(settings, config)
+        _add_filters(config, filters)
         process = await asyncio.create_subprocess_exec(
             envoy_binary(), *OPTIONS, "--log-path", log, "-c", config
         )
@@ -81,6 +87,14 @@ async def running_envoy(settings: EnvoySettings) -> AsyncIterator[RunningEnvoy]:
             if process.returncode is None:
                 process.kill()
             await process.wait()
+
+
+def _add_filters(path: Path, filters: Sequence[Mapping[str, Any]]) -> None:
+    config = yaml.safe_load(path.read_text())
+    (chain,) = config["static_resources"]["listeners"][0]["filter_chains"]
+    manager = chain["filters"][0]["typed_config"]
+    manager["http_filters"] = [*filters, *manager["http_filters"]]
+    path.write_text(yaml.safe_dump(config))
 
 
 async def _until_listening(envoy: RunningEnvoy) -> None:

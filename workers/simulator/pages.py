@@ -9,7 +9,7 @@ from aiohttp import web
 
 from workers.simulator.answers import json_answer
 from workers.simulator.errors import ApiError, malformed
-from workers.simulator.faults import Faults
+from workers.simulator.faults import METRICS_FAULTS, Faults
 from workers.simulator.handlers import GenerationHandler
 from workers.simulator.kv_events import BUFFERED_BATCHES, HIGH_WATER_MARK, KvEventPublisher
 from workers.simulator.loop import EngineLoop
@@ -58,6 +58,7 @@ class Pages:
             web.post("/reset_prefix_cache", self.reset_prefix_cache),
             web.post("/sim/freeze", self.freeze),
             web.post("/sim/fail", self.fail),
+            web.post("/sim/metrics", self.spoil_metrics),
         ]
 
     async def health(self, _request: web.Request) -> web.Response:
@@ -70,7 +71,8 @@ class Pages:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """The Prometheus scrape."""
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        page = await self._faults.spoiled(self._metrics.render())
+        return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE})
 
     async def load(self, _request: web.Request) -> web.Response:
         """Requests in this server, queued ones included."""
@@ -130,6 +132,14 @@ class Pages:
             raise ApiError(400, f"status must be 400 to 599, got {status}", "status")
         self._faults.fail_next(status, count)
         return json_answer({"status": status, "count": count})
+
+    async def spoil_metrics(self, request: web.Request) -> web.Response:
+        """Answer /metrics with a fault from now on; null ends it."""
+        fault = decode_body(await request.read()).get("fault")
+        if fault is not None and fault not in METRICS_FAULTS:
+            raise ApiError(400, f"fault must be one of {', '.join(METRICS_FAULTS)}", "fault")
+        self._faults.metrics = fault or ""
+        return json_answer({"fault": fault})
 
     def _ids(self, body: Json) -> list[int]:
         if "messages" in body:

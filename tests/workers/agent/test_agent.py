@@ -494,6 +494,22 @@ async def test_a_sick_health_page_takes_it_out(rig: Rig) -> None:
         await state(rig, DOWN)
 
 
+async def test_a_refused_health_check_is_soon_asked_again_and_only_the_second_counts(
+    rig: Rig,
+) -> None:
+    rig.fleet.settings.report_interval_s = 5.0
+    async with rig.agent_running():
+        await state(rig, READY)
+        rig.engine.refused_health_checks, asked = 1, rig.engine.health_checks
+        await rig.fleet.tell(settings=rig.fleet.settings)  # looks at once
+        await until(lambda: rig.engine.health_checks >= asked + 2, timeout_s=2)
+        assert set(states(rig)) == {READY}
+        rig.engine.refused_health_checks = 2
+        await rig.fleet.tell(settings=rig.fleet.settings)
+        async with asyncio.timeout(2):
+            await state(rig, DOWN)
+
+
 async def test_hello_says_what_the_engine_is_and_whether_digests_come(rig: Rig) -> None:
     async with rig.agent_running():
         hello = (await until(lambda: rig.fleet.heard("hello")))[0]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.workers.agent.told import Told
 from workers.agent.engine_metrics import EngineMetrics
 from workers.agent.engine_state import Answer, CacheFate, Condition, EngineState, LoadNumbers, Look
@@ -111,9 +113,41 @@ def test_it_is_starting_until_its_health_page_agrees_and_down_once_it_no_longer_
     state.observe(up(), 1.0)
     assert state.ready
     state.observe(ill, 2.0)
+    state.observe(ill, 2.2)
     assert state.condition is Condition.DOWN
     state.observe(up(), 3.0)
     assert state.ready
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Look(Answer.UP, ("tiny",), EngineMetrics(), healthy=False),
+        Look(Answer.UP, (), EngineMetrics()),
+        SILENT,
+    ],
+)
+def test_a_single_bad_look_takes_no_engine_out(bad: Look) -> None:
+    state = EngineState()
+    state.observe(up(), 0.0)
+    for second in range(1, 9, 2):
+        state.observe(bad, float(second))
+        assert state.ready
+        state.observe(up(), float(second + 1))
+        assert not state.in_doubt
+    state.observe(bad, 9.0)
+    state.observe(bad, 10.0)
+    assert not state.ready
+
+
+def test_a_bad_look_is_doubted_once_and_only_of_an_engine_that_served() -> None:
+    state = EngineState()
+    unlisted = Look(Answer.UP, (), None)
+    doubts = []
+    for number, look in enumerate((unlisted, up(), unlisted, unlisted, unlisted, up(), REFUSED)):
+        state.observe(look, float(number))
+        doubts.append(state.in_doubt)
+    assert doubts == [False, False, True, False, False, False, False]
 
 
 def test_a_slow_list_of_models_keeps_the_last_one() -> None:

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from extproc.cache.digest import HASH_NAME, WIRE_VERSION, BlockDigest, DigestShape
 from extproc.generated.kvgate.v1 import agent_pb2
+from extproc.policy import ReportPolicy
 from extproc.tokens.blocks import Keys, block_keys, root_key
 from tests.workers.agent.reader import Reader
-from tests.workers.agent.test_engine_state import REFUSED, up
+from tests.workers.agent.test_engine_state import REFUSED, SILENT, up
 from tests.workers.agent.told import Told
 from workers.agent.block_ledger import BlockLedger
 from workers.agent.counted_digest import CountedDigest
@@ -97,11 +98,42 @@ def rig() -> Rig:
     return rig
 
 
-def test_load_comes_before_the_settings_and_then_every_interval() -> None:
+def test_load_comes_before_the_settings_and_then_with_every_look() -> None:
     rig = Rig()
     assert rig.said(10.0) == ["load"]
-    assert rig.said(10.9) == []
-    assert rig.said(11.0) == ["load"]
+    assert rig.said(10.99) == []
+    for second in (11.0, 12.0, 12.9):
+        rig.engine.observe(up(), second)
+        (message,) = rig.messages(second + 0.01)
+        assert message.load.age_s == pytest.approx(0.01)
+
+
+def test_load_comes_without_a_look_too_and_not_with_each_of_many() -> None:
+    rig = Rig()
+    rig.messages(10.0)
+    assert rig.said(11.24) == []
+    assert rig.said(11.25) == ["load"]
+    rig.engine.observe(up(), 11.4)
+    assert rig.said(11.4) == []
+    assert rig.said(11.75) == ["load"]
+
+
+def test_one_late_look_leaves_no_gap_between_fresh_loads(rig: Rig) -> None:
+    """Of looks a second apart one fails and the next takes long, wherever the loads are."""
+    stale_after_s = ReportPolicy().stale_after_s
+    for phase in range(20):
+        base = 100.0 * phase
+        fresh_until = math.inf
+        rig.messages(base + phase / 20)
+        looks = {base + 1.0: up(), base + 2.8: SILENT, base + 3.79: up(), base + 4.8: up()}
+        for step in range(500):
+            now = base + 1.0 + step / 100
+            for at in [at for at in looks if at <= now]:
+                rig.engine.observe(looks.pop(at), now)
+            for message in rig.messages(now):
+                if message.HasField("load"):
+                    fresh_until = now - message.load.age_s + stale_after_s
+            assert fresh_until > now
 
 
 def test_load_comes_at_once_when_readiness_changes(rig: Rig) -> None:
@@ -307,10 +339,10 @@ def test_leases_are_told_while_the_middleware_is_believed(rig: Rig) -> None:
     assert not rig.messages(10.0)[0].load.leases_known
     rig.told.hello()
     rig.told.start(1, "lease-1")
-    load = rig.messages(11.0)[0].load
+    load = rig.messages(12.0)[0].load
     assert (load.leases_known, list(load.in_flight_leases)) == (True, ["lease-1"])
     rig.told.hello(in_flight=2)
-    load = rig.messages(12.0)[0].load
+    load = rig.messages(14.0)[0].load
     assert (load.leases_known, list(load.in_flight_leases)) == (False, [])
 
 

@@ -125,10 +125,12 @@ async def test_a_socket_that_somebody_removed_is_made_again(
     path: Path, client: socket.socket
 ) -> None:
     async with EventSocket(path, ignore) as events_socket:
+        await send(client, path, encode(Started(A, 1, "l", "chat", 1.0)))
         path.unlink()
         events_socket.check()
-        await send(client, path, encode(Started(A, 1, "l", "chat", 1.0)))
-        assert events_socket.in_flight == 1
+        assert events_socket.instances == (), "nobody has found the new one yet"
+        await send(client, path, encode(Started(A, 2, "m", "chat", 1.0)))
+        assert events_socket.in_flight_leases() == ["m"]
 
 
 async def test_a_socket_that_somebody_replaced_is_left_to_them(path: Path) -> None:

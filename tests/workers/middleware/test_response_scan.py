@@ -41,6 +41,7 @@ PIECES = (
     *(b'"prompt_tokens":12', b'"output_tokens":3', b"data:", b"data: ", b"event: error\n"),
     *(b'"error"', b'{"error":{"code":503', b"event: response.failed\r\n"),
     *(b"x" * 70, b"y" * 4_100),
+    *(b'data: {"usage":{"prompt_tokens":%d}}\n\n' % count for count in range(3)),
 )
 
 

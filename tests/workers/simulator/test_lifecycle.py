@@ -9,7 +9,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from workers.simulator import faults
 from workers.simulator.__main__ import parse
+from workers.simulator.faults import METRICS_FAULTS
 from workers.simulator.prompt import Prompter
 from workers.simulator.server import serve
 from workers.simulator.settings import SimulatorSettings
@@ -130,6 +132,27 @@ async def test_the_next_requests_fail_as_told(start: Start) -> None:
     assert (await worker.post("/sim/freeze", {"seconds": -1}))[0] == 400
 
 
+@pytest.mark.parametrize("fault", METRICS_FAULTS)
+async def test_the_metrics_page_is_spoiled_until_told_otherwise(
+    start: Start, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "SLOW_PAGE_S", 0.2)
+    worker = await start()
+    assert await worker.post("/sim/metrics", {"fault": fault}) == (200, {"fault": fault})
+    began = asyncio.get_running_loop().time()
+    async with worker.http.get("/metrics") as response:
+        page = await response.read()
+    took_s = asyncio.get_running_loop().time() - began
+    assert response.status == (404 if fault == "404" else 200)
+    assert (b"vllm:num_requests_running" in page) is (fault == "slow")
+    assert (took_s >= 0.2) is (fault == "slow")
+    if fault == "renamed":
+        assert b"\nvllm:new_num_requests_running" in page
+    assert (await worker.post("/sim/metrics", {"fault": "other"}))[0] == 400
+    await worker.post("/sim/metrics", {"fault": None})
+    assert (await worker.metrics())["vllm:num_requests_running"] == 0
+
+
 async def test_a_full_queue_refuses_with_503_and_no_retry_after(start: Start) -> None:
     worker = await start(timing=SLOW, max_queued=1)
     asked = ask(worker, stream=True)
@@ -229,11 +252,11 @@ async def test_the_command_exits_0_on_sigterm_and_3_on_bad_settings(
 
 def test_flags_become_settings() -> None:
     flags = "--model-dir d --model-name m --adapter a --adapter b --port 1 --kv-events-port 2 "
-    flags += "--no-hold-headers --speedup 2 --timing peers-mock --max-queued 5"
+    flags += "--no-hold-headers --speedup 2 --timing peers-mock --max-queued 5 --socket s"
     settings = parse(flags.split())
     assert settings == SimulatorSettings(
         Path("d"), "m", ("a", "b"), port=1, kv_events_port=2, hold_headers=False, speedup=2.0,
-        timing=PEERS_MOCK, max_queued=5,
+        timing=PEERS_MOCK, max_queued=5, socket=Path("s"),
     )  # fmt: skip
     assert settings.engine_config().timing.speedup == 2.0
     assert settings.engine_config().record_events
