@@ -490,11 +490,13 @@ class Scheduler:
         woken = [self._refuse(demand.id, refusal) for demand, refusal in admission.expired(now)]
         progress = admission.waiting > 0
         while progress:
-            progress = False
+            progress, claimed = False, admission.claimed()
             for served in self.models.values():
                 ran = list(self._run_waiting(served, now))
                 woken += ran
                 progress = progress or bool(ran)
+            # A claim given up in one pool may be what another waited for.
+            progress = progress or not claimed <= admission.claimed()
         return woken
 
     def _run_waiting(self, served: ServedModel, now: float) -> Iterator[Ticket]:
@@ -505,13 +507,19 @@ class Scheduler:
                     yield self._refuse(demand.id, _no_worker())
                 return
             if not pool.has_any_room():
+                self.admission.pools[served.name].drop_claims()
                 return
             lease = self.admission.next_waiting(served.name, Room(pool, now), now)
             if lease is None:
                 return
             ticket = self._tickets[lease.id]
             ticket.lease = lease
-            self._route(ticket, self._best_route(ticket, now), now)
+            try:
+                self._route(ticket, self._best_route(ticket, now), now)
+            except NoReadyWorker as gone:
+                # Its subset's last worker left while it waited; others may still run.
+                self.admission.release(lease, now)
+                self._refuse(lease.id, gone)
             yield ticket
 
     def _refuse(self, ticket_id: str, refusal: Refusal) -> Ticket:
@@ -528,6 +536,8 @@ class Scheduler:
             model=profile.model,
             needs_slot=needs_slot,
             output_tokens=demand.output_tokens if demand else 0,
+            session=profile.session,
+            subset=profile.subset,
         )
         rollout = self.policy.rollout.cache_routing
         return ticket.served.router.route(ticket.prompts, now, asked, rollout)

@@ -47,6 +47,8 @@ class PoolState:
     mean_hold_s: float | None = None
     waiting_bytes: int = 0
     claims: list[Counter] = field(default_factory=list)
+    unpaid: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+    """By lane and tenant: work of leases that run without having had to wait for a turn."""
 
     def drop_claims(self) -> None:
         """Nobody is kept room until the next look at the queue."""
@@ -70,7 +72,7 @@ class AdmissionController:
 
     Attributes:
         granted: leases given out, ever.
-        expired_count, left_count: requests whose wait ended without a lease, ever.
+        expired_count, left_count, evicted_count: requests whose wait ended without a lease.
     """
 
     def __init__(self, policy: AdmissionPolicy, pools: Iterable[PoolPolicy], now: float) -> None:
@@ -78,6 +80,8 @@ class AdmissionController:
         self.granted = 0
         self.expired_count = 0
         self.left_count = 0
+        self.evicted_count = 0
+        self._evicted: list[tuple[Demand, Contended]] = []
         self._sequence = 0
         self._expiries: list[tuple[float, int, Demand]] = []
         self._leases: dict[str, Lease] = {}
@@ -99,6 +103,8 @@ class AdmissionController:
         if elder is not None:
             demand.blocked_by = elder.blocked_by
         elif _Gate(pool, has_room, now).check(demand) is Verdict.RUN:
+            unpaid = pool.unpaid.setdefault((demand.lane, demand.tenant), {})
+            unpaid[demand.id] = demand.cost_tokens
             return self._grant(demand, now)
         self._check_wait(demand, now)
         self._enqueue(demand, now)
@@ -176,6 +182,12 @@ class AdmissionController:
             else pool.mean_hold_s + 0.1 * (held_s - pool.mean_hold_s)
         )
         give_back(lease.holdings)
+        key = (lease.demand.lane, lease.demand.tenant)
+        unpaid = pool.unpaid.get(key)
+        if unpaid is not None:
+            unpaid.pop(lease.id, None)
+            if not unpaid:
+                del pool.unpaid[key]
 
     def settle(self, lease: Lease, actual_tokens: int) -> None:
         """The work that a request really was, told before or after its end: rates and its
@@ -197,7 +209,9 @@ class AdmissionController:
         return True
 
     def expired(self, now: float) -> Iterator[tuple[Demand, Contended]]:
-        """Take out requests whose waiting makes no sense any more."""
+        """Take out requests whose waiting makes no sense any more; those evicted come first."""
+        while self._evicted:
+            yield self._evicted.pop(0)
         while self._expiries and (self._expiries[0][0] <= now or not self._expiries[0][2].waiting):
             _, _, demand = heapq.heappop(self._expiries)
             if not demand.waiting:
@@ -279,6 +293,10 @@ class AdmissionController:
         """Leases held."""
         return self._leases.values()
 
+    def claimed(self) -> set[Counter]:
+        """Counters that are kept for requests whose turn it is."""
+        return {counter for pool in self.pools.values() for counter in pool.claims}
+
     def lane_policy(self, name: str) -> LanePolicy | None:
         """A lane's policy; None if there is no such lane."""
         return next((lane for lane in self.policy.lanes if lane.name == name), None)
@@ -344,7 +362,7 @@ class AdmissionController:
             if not counter.rule.ever_fits(demand.cost_tokens):
                 raise QuotaTooSmall(
                     f"The request is larger than quota {counter.rule.name!r} allows at all.",
-                    reason=f"quota:{counter.rule.name}",
+                    reason=counter.reason,
                 )
 
     def _elder(self, demand: Demand) -> Demand | None:
@@ -357,6 +375,8 @@ class AdmissionController:
         """Raise unless the request may wait, and has a chance to make it in time."""
         pool = self.pools[demand.pool]
         full = _full_queue(demand)
+        if full is not None and self._evict_for(demand, now):
+            full = _full_queue(demand)
         if full is None and demand.body_bytes + pool.waiting_bytes > (
             pool.policy.admission.max_queue_bytes
         ):
@@ -381,6 +401,26 @@ class AdmissionController:
                 reason=demand.blocked_by,
             )
 
+    def _evict_for(self, demand: Demand, now: float) -> bool:
+        """Make a place in a full queue: the youngest of the lowest lane below gives it up.
+
+        Else a lane that can wait would fill the queue that a lane which cannot shares.
+        """
+        queue = self.pools[demand.pool].queue
+        full = [counter for counter in demand.counters if counter.queue_is_full]
+        for victim in queue.youngest_below(demand.lane):
+            if all(counter in victim.counters for counter in full):
+                self._dequeue(victim, now)
+                self.evicted_count += 1
+                refusal = QueueFull(
+                    "The queue is full, and a request of a higher lane came.",
+                    retry_after_s=self._retry_after_s(victim, now),
+                    reason=full[0].reason,
+                )
+                self._evicted.append((victim, refusal))
+                return True
+        return False
+
     def _enqueue(self, demand: Demand, now: float) -> None:
         if not demand.sequence:
             self._sequence += 1
@@ -390,7 +430,12 @@ class AdmissionController:
         longest_s = min(limit for limit in (math.inf, *limits) if limit is not None)
         demand.expires_at = min(demand.arrived_at + longest_s, _latest_start(demand))
         demand.waiting = True
-        self.pools[demand.pool].queue.add(demand, now)
+        pool = self.pools[demand.pool]
+        pool.queue.add(demand, now)
+        paid = pool.unpaid.pop((demand.lane, demand.tenant), None)
+        if paid:
+            # Who filled the workers before anybody had to wait has had its first turns.
+            pool.queue.lanes[demand.lane].charge(demand.tenant, sum(paid.values()))
         self._count_waiting(demand, 1, now)
         heapq.heappush(self._expiries, (demand.expires_at, demand.sequence, demand))
 
@@ -497,7 +542,7 @@ class _Gate:
         for counter in demand.counters:
             block = Block.COUNT if counter.claimed else counter.block(cost_tokens, self._now)
             if block is not None:
-                demand.blocked_by = f"quota:{counter.rule.name}"
+                demand.blocked_by = counter.reason
                 return Verdict.NO if block is Block.COUNT else Verdict.LATER
         if not self._has_room(demand):
             demand.blocked_by = f"capacity:{demand.pool}"
@@ -512,12 +557,11 @@ class _Gate:
 
 
 def _full_queue(demand: Demand) -> str | None:
-    """The rule whose queue has no place left."""
-    for counter in demand.counters:
-        longest = counter.rule.policy.max_queue
-        if longest is not None and counter.waiting >= longest:
-            return f"quota:{counter.rule.name}"
-    return None
+    """The rule whose queue has no place left; the one that lacks room, if it is among them."""
+    full = [counter.reason for counter in demand.counters if counter.queue_is_full]
+    if demand.blocked_by in full:
+        return demand.blocked_by
+    return full[0] if full else None
 
 
 def _latest_start(demand: Demand) -> float:

@@ -253,6 +253,13 @@ class FairQueue:
                 return demand
         return None
 
+    def youngest_below(self, lane_name: str) -> Iterator[Demand]:
+        """The last to have come into each lane of a lower priority, lowest lane first."""
+        priority = self.lanes[lane_name].policy.priority
+        for lane in reversed(self._order):
+            if lane.policy.priority > priority and lane.waiting:
+                yield lane.waiting[next(reversed(lane.waiting))]
+
     def run(self, demand: Demand, now: float) -> None:
         """The candidate runs; lanes with a minimum share that go on waiting gain credit."""
         cost_tokens = demand.cost_tokens

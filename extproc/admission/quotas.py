@@ -101,6 +101,17 @@ class Counter:
             return Block.SIZE
         return None
 
+    @property
+    def reason(self) -> str:
+        """What a request that lacks room here is told."""
+        return f"quota:{self.rule.name}"
+
+    @property
+    def queue_is_full(self) -> bool:
+        """Whether no further request of it may wait."""
+        longest = self.rule.policy.max_queue
+        return longest is not None and self.waiting >= longest
+
     def lenders(self) -> Iterator[Counter]:
         """Counters that this one may borrow from."""
         return (rule.shared() for rule in self.rule.lenders)
@@ -128,7 +139,11 @@ class Counter:
         )
 
     def wait_s(self, cost_tokens: int, now: float) -> float:
-        """Time until a request that comes now could run, as far as this counter tells."""
+        """Time until a request that comes now could run, as far as this counter tells.
+
+        What many tenants share is drained in turns: there the lane's own drain rate tells
+        more than the counter's.
+        """
         wait_s = 0.0
         if self.request_rate is not None:
             wait_s = self.request_rate.wait_s(1 + self.waiting, now)
@@ -140,7 +155,7 @@ class Counter:
             beyond = max(0.0, ahead - self.token_rate.capacity)
             level_wait_s = self.token_rate.wait_s(ahead, now)
             wait_s = max(wait_s, level_wait_s + beyond / self.token_rate.per_s)
-        rate = self.drain.per_s(now) if self.bounds_running else None
+        rate = self.drain.per_s(now) if self.rule.of_one_tenant else None
         return max(wait_s, (self.waiting_tokens + cost_tokens) / rate) if rate else wait_s
 
     def _can_borrow_request(self) -> bool:
@@ -148,11 +163,6 @@ class Counter:
 
     def _borrowable(self) -> float:
         return sum(lender.lendable_tokens() for lender in self.lenders())
-
-    @property
-    def bounds_running(self) -> bool:
-        """Whether it limits what runs at once."""
-        return self.rule.concurrency < math.inf or self.rule.tokens_in_flight < math.inf
 
 
 @dataclass(slots=True)
@@ -169,6 +179,7 @@ class Rule:
     """A quota rule at work.
 
     Attributes:
+        of_one_tenant: each of its counters is a single tenant's.
         tightness: part of the limits that hold now; 1 unless pressed.
         counters: by the values of ``per``, least recently made first.
     """
@@ -193,6 +204,7 @@ class Rule:
             )
             if wanted
         ]
+        self.of_one_tenant = "tenant" in policy.per or len(match.tenants) == 1
         self._per = [_FIELDS[dimension] for dimension in policy.per]
 
     def matches(self, subject: Subject) -> bool:

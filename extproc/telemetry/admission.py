@@ -50,6 +50,11 @@ def _queues(scheduler: Scheduler, now: float) -> Iterator[Metric]:
     for metric, text, value in (
         ("kvgate_queue_expired", "Requests whose wait ended in vain.", admission.expired_count),
         (
+            "kvgate_queue_evicted",
+            "Requests that gave up their place to one of a higher lane.",
+            admission.evicted_count,
+        ),
+        (
             "kvgate_queue_left",
             "Requests whose client left the queue.",
             admission.left_count,
