@@ -8,15 +8,16 @@ VLLM_READY := $(VLLM_VENV)/.ready
 # A further package index for torch's CPU build, where pip's own configuration names none.
 VLLM_INDEX ?=
 ENGINE ?= simulator
+URL ?= http://127.0.0.1:10000
 PROTOS := $(wildcard proto/kvgate/v1/*.proto)
 # The pure core: everything that decides, branch coverage 100%.
 CORE := extproc/errors.py,extproc/policy/*,extproc/decision/*,extproc/scheduler.py,extproc/stream.py,extproc/replies.py,extproc/request/*,extproc/tokens/*,extproc/cache/*,extproc/fleet/*,extproc/admission/*,extproc/routing/*
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint types unit vllm test-vllm bench bench-smoke proto proto-check envoy docs lock clean
+.PHONY: help run test check lint types unit vllm test-vllm bench bench-smoke bench-load bench-overload bench-compare bench-simulate proto proto-check envoy docs lock clean
 
 help: ## Show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -63,6 +64,20 @@ bench: $(READY) ## Benchmarks of the decision path and of Envoy with and without
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.digest_build
 	$(BIN)/python -m benchmarks.middleware
+
+bench-load: $(READY) ## Load test: make bench-load URL=http://host:port [LOAD='--workload chats ...']
+	$(BIN)/kvgate bench load --url $(URL) $(LOAD)
+
+bench-overload: $(READY) ## Three times the sustainable rate, with admission on and off (5 minutes)
+	$(BIN)/kvgate bench overload --output benchmarks/results/overload
+
+bench-compare: $(READY) ## kvgate, Envoy and other routers on the same arrivals (an hour; installs peers)
+	$(BIN)/kvgate bench compare --rounds 3 --workload shared --workload chats --workload mix \
+	  --output benchmarks/results/compare
+
+bench-simulate: $(READY) ## Up to 1,000 workers in virtual time, checked against wall-clock time
+	$(BIN)/kvgate bench simulate --workers 8 --workers 64 --workers 250 --workers 1000 \
+	  --duration-s 120 --rate-per-worker 0.2 --validate --output benchmarks/results/simulate
 
 bench-smoke: $(READY) ## The same benchmarks at a size that CI has time for
 	$(BIN)/python -m benchmarks.hot_path --workers 10 --workers 128 --rounds 50

@@ -18,9 +18,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from benchmarks.rig import HOST
 from extproc import replies
 from extproc.policy import RequestPolicy
+from extproc.ports import server_options
 from extproc.processor import SERVICE
 from extproc.replies import ProcessingRequest, ProcessingResponse
-from extproc.server import server_options
 
 
 class _BareProcessor:

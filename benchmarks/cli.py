@@ -33,15 +33,16 @@ def load(
     model_dir: Annotated[
         Path, typer.Option(help="Its tokenizer directory; ours is made if missing.")
     ] = DEMO_MODEL_DIR,
-    trace: Annotated[
-        Path | None, typer.Option(help="Mooncake JSONL, Azure CSV or kvgate JSONL.")
-    ] = None,
     workload: Annotated[
-        str, typer.Option(help="shared, chats, agents, rag, mix, tenants or a YAML file.")
+        str,
+        typer.Option(
+            help="shared, chats, agents, rag, mix, tenants or their YAML; or a trace: "
+            "Mooncake or kvgate .jsonl, Azure .csv."
+        ),
     ] = "chats",
     seed: Seed = 1,
     rate_per_s: Annotated[float | None, typer.Option(help="Of a workload.")] = None,
-    duration_s: Annotated[float | None, typer.Option(help="Of a workload.")] = None,
+    duration_s: Annotated[float | None, typer.Option(help="Of arrivals.")] = None,
     speedup: Annotated[float, typer.Option(min=0.001, help="Of a trace.")] = 1.0,
     skip: Annotated[int, typer.Option(min=0, help="First rows of a trace left out.")] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Rows of a trace.")] = None,
@@ -56,7 +57,7 @@ def load(
     engine: Annotated[list[str] | None, typer.Option(help="Engine URL to watch; repeat.")] = None,
     header: Annotated[list[str] | None, typer.Option(help="'Name: value'; repeat.")] = None,
     ignore_eos: Annotated[bool, typer.Option(help="Ask for answers of full length.")] = True,
-    write_plan: Annotated[
+    plan_to: Annotated[
         Path | None, typer.Option(help="Write the plan as kvgate JSONL, send nothing.")
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder for JSON, samples, plots.")] = (
@@ -71,47 +72,42 @@ def load(
     from benchmarks.load.driver import Drive
     from benchmarks.load.run import LoadRun, run
     from benchmarks.load.sample import Budgets
-    from benchmarks.workloads import plan as plans
-    from benchmarks.workloads.catalog import workload as workload_of
-    from benchmarks.workloads.traces import cut, read_trace
+    from benchmarks.workloads.plan import PlanError, write_plan
+    from benchmarks.workloads.source import Source
 
+    source = Source(
+        name=workload,
+        seed=seed,
+        duration_s=duration_s,
+        rate_per_s=rate_per_s,
+        speedup=speedup,
+        skip=skip,
+        limit=limit,
+        spread_s=spread_s,
+        max_prompt_tokens=max_prompt_tokens,
+    )
+    wire = Wire(
+        url=url,
+        model=model,
+        max_tries=tries,
+        extra={"ignore_eos": True} if ignore_eos else {},
+        headers=_headers(header or []),
+    )
     try:
-        if trace is not None:
-            plan = cut(
-                read_trace(trace, spread_s=spread_s, seed=seed),
-                skip=skip,
-                limit=limit,
-                speedup=speedup,
-                max_prompt_tokens=max_prompt_tokens,
-            )
-        else:
-            plan = workload_of(
-                workload, seed=seed, rate_per_s=rate_per_s, duration_s=duration_s
-            ).requests()
-        if write_plan is not None:
-            plans.write_plan(write_plan, plan)
+        plan = source.requests()
+        if plan_to is not None:
+            write_plan(plan_to, plan)
             return
+        _not_empty(plan)
         settings = LoadRun(
-            source=str(trace or workload),
-            drive=Drive(
-                wire=Wire(
-                    url=url,
-                    model=model,
-                    max_tries=tries,
-                    extra={"ignore_eos": True} if ignore_eos else {},
-                    headers=_headers(header or []),
-                ),
-                model_dir=demo_model(model_dir),
-                seed=seed,
-                processes=processes,
-            ),
+            source=source,
+            drive=Drive(wire, demo_model(model_dir), seed, processes=processes),
             budgets=Budgets(_seconds(ttft_ms), _seconds(tpot_ms)),
             output=output,
             engines=tuple(engine or ()),
         )
-        _not_empty(plan)
         run(settings, plan)
-    except plans.PlanError as error:
+    except PlanError as error:
         _fail(str(error))
 
 
@@ -162,7 +158,10 @@ def compare(
     rounds: Annotated[int, typer.Option(min=1, help="Of every arm; medians are shown.")] = 1,
     duration_s: Annotated[float, typer.Option(min=1, help="Of arrivals.")] = 45.0,
     rate_per_s: Annotated[float | None, typer.Option(help="Of every workload.")] = None,
+    trace_speedup: Annotated[float, typer.Option(min=0.001)] = 2.0,
     workers: Annotated[int, typer.Option(min=1, max=64)] = 8,
+    num_blocks: Annotated[int, typer.Option(min=2_048, help="KV blocks of a worker.")] = 4_096,
+    timing: Annotated[str, typer.Option(help="Step times of a worker.")] = "peers-mock",
     policy: Annotated[Path | None, typer.Option(help="kvgate's, in place of ours.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="That send.")] = 1,
     output: Annotated[Path, typer.Option(help="Folder for JSON, samples, plots.")] = (
@@ -182,7 +181,8 @@ def compare(
         rounds=rounds,
         duration_s=duration_s,
         rate_per_s=rate_per_s,
-        cluster=Cluster(workers=workers),
+        trace_speedup=trace_speedup,
+        cluster=Cluster(workers=workers, num_blocks=num_blocks, timing=timing),
         policy=policy or defaults.policy,
         processes=processes,
         output=output,
@@ -201,7 +201,7 @@ def simulate(
     source: Annotated[str, typer.Option(help="Kind, YAML or trace file.")] = "chats",
     seed: Seed = 1,
     duration_s: Annotated[float, typer.Option(min=1, help="Of arrivals, simulated.")] = 300.0,
-    rate_per_worker: Annotated[float, typer.Option(help="Of a workload's arrivals.")] = 1.0,
+    rate_per_worker: Annotated[float, typer.Option(help="Of a workload's arrivals.")] = 0.5,
     trace_speedup: Annotated[float, typer.Option(help="Of a trace on 8 workers.")] = 1.0,
     policy: Annotated[Path | None, typer.Option(help="In place of ours.")] = None,
     script: Annotated[
@@ -236,6 +236,33 @@ def simulate(
         run(settings, demo_model(DEMO_MODEL_DIR))
     except PlanError as error:
         _fail(str(error))
+
+
+@bench.command()
+def overhead(
+    seed: Seed = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Of every arm; medians are shown.")] = 5,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Static workers.")] = 8,
+    output: Annotated[Path, typer.Option(help="JSON file.")] = _RESULTS / "overhead.json",
+) -> None:
+    """Added latency and CPU a request, against Envoy alone and a bare processor."""
+    from benchmarks.overhead import Settings, run
+
+    run(Settings(seed=seed, rounds=rounds, workers=workers, output=output))
+
+
+@bench.command("hot-path")
+def hot_path(
+    seed: Seed = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Decisions of each kind.")] = 200,
+    workers: Annotated[list[int] | None, typer.Option(min=1, help="Repeat for each.")] = None,
+    output: Annotated[Path, typer.Option(help="JSON file.")] = _RESULTS / "hot_path.json",
+) -> None:
+    """Time of each step of a decision, in process."""
+    from benchmarks.hot_path import Settings, run
+
+    sizes = tuple(workers) if workers else Settings().workers
+    run(Settings(seed=seed, rounds=rounds, workers=sizes, output=output))
 
 
 def demo_model(path: Path) -> Path:

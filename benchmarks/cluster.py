@@ -29,6 +29,7 @@ CLIENT_HEADERS = ("x-kvgate-lane", "x-kvgate-tenant")
 SESSION_HEADER = "x-session-id"
 _READY_S = 60.0
 _POLL_S = 0.1
+_WARM_UPS = 10
 _ENVOY = ("--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning")
 
 
@@ -252,8 +253,9 @@ def _envoy(config: str, folder: Path) -> Iterator[Running]:
 
 
 def wait_until_served(front: Front) -> None:
-    """Return when a chat is answered."""
-    body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "ready?"}]}
+    """Return when chats are answered and what a way does only the first time is done."""
+    message = {"role": "user", "content": "ready?"}
+    body = {"model": MODEL, "max_tokens": 2, "stream": True, "messages": [message]}
     request = urllib.request.Request(  # noqa: S310  # loopback http
         f"{front.url}/v1/chat/completions",
         json.dumps(body).encode(),
@@ -261,10 +263,11 @@ def wait_until_served(front: Front) -> None:
     )
 
     def served() -> bool:
-        with urllib.request.urlopen(request, timeout=5.0) as answer:  # noqa: S310
-            return bool(answer.status == 200)
+        with urllib.request.urlopen(request, timeout=_READY_S) as answer:  # noqa: S310
+            return b"[DONE]" in answer.read()
 
-    _until(served, "a chat is answered", front.processes[0])
+    for number in range(_WARM_UPS):
+        _until(served, f"chat {number + 1} is answered", front.processes[0])
 
 
 def _ready(url: str) -> int:

@@ -36,9 +36,8 @@ from benchmarks.machine import machine_facts
 from benchmarks.peers import PEERS, CannotInstall, installed, peer_front, version
 from benchmarks.report import console, median, print_table, write_json
 from benchmarks.rig import RigFailure
-from benchmarks.workloads.catalog import workload
 from benchmarks.workloads.plan import PlanError, Planned
-from benchmarks.workloads.traces import cut, read_trace
+from benchmarks.workloads.source import Source
 
 KVGATE = "kvgate"
 ENVOY_ARMS = {
@@ -66,7 +65,7 @@ class Comparison(msgspec.Struct, frozen=True):
     duration_s: float = 45.0
     rate_per_s: float | None = None
     """Of every workload; None: each its own."""
-    trace_speedup: float = 10.0
+    trace_speedup: float = 2.0
     trace_spread_s: float = 3.0
     cluster: Cluster = Cluster()
     budgets: Budgets = Budgets(ttft_s=1.0, tpot_s=0.05)
@@ -74,21 +73,17 @@ class Comparison(msgspec.Struct, frozen=True):
     processes: int = 1
     output: Path = Path(".kvgate/bench/compare")
 
-    def plan(self, source: str) -> list[Planned]:
-        """Requests of a workload or a trace.
-
-        Raises:
-            PlanError: there is no such one.
-        """
-        if source.endswith((".jsonl", ".csv")):
-            trace = read_trace(Path(source), spread_s=self.trace_spread_s, seed=self.seed)
-            longest = self.cluster.max_model_len // 2
-            quick = cut(trace, speedup=self.trace_speedup, max_prompt_tokens=longest)
-            return [request for request in quick if request.at_s < self.duration_s]
-        made = workload(
-            source, seed=self.seed, rate_per_s=self.rate_per_s, duration_s=self.duration_s
+    def source(self, name: str) -> Source:
+        """A workload or a trace; prompts that engines would refuse are left out."""
+        return Source(
+            name,
+            seed=self.seed,
+            duration_s=self.duration_s,
+            rate_per_s=self.rate_per_s,
+            speedup=self.trace_speedup,
+            spread_s=self.trace_spread_s,
+            max_prompt_tokens=self.cluster.max_model_len // 2,
         )
-        return made.requests()
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -110,10 +105,10 @@ def run(settings: Comparison, model_dir: Path) -> dict[str, Any]:
     for name in settings.arms:
         _check_arm(name)
     arms, skipped = _available(settings.arms)
-    plans = {source: settings.plan(source) for source in settings.workloads}
+    sources = [settings.source(name) for name in settings.workloads]
+    plans = {source.title: source.requests() for source in sources}
     found = {}
-    for source, plan in plans.items():
-        title = Path(source).stem
+    for title, plan in plans.items():
         turns = _measure(title, settings, arms, plan, model_dir)
         found[title] = {
             "plan": describe(plan),

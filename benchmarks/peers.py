@@ -20,6 +20,8 @@ from benchmarks.rig import HOST, free_ports, running
 
 PEERS_DIR = Path(".kvgate/peers")
 _INSTALL_S = 900.0
+_START_S = 180.0
+"""LiteLLM compiles and imports for over half a minute the first time."""
 
 
 class CannotInstall(Exception):
@@ -91,7 +93,7 @@ def peer_front(
     start = Start(installed(peer, peers_dir), all_engines, port, metrics_port, folder)
     command = peer.command(start, peer.policy)
     with running("peer", command, folder, environment=peer.environment) as process:
-        process.wait_for_port(port)
+        process.wait_for_port(port, _START_S)
         yield Front(f"http://{HOST}:{port}", (process,))
 
 
@@ -169,7 +171,10 @@ PEERS = (
         "litellm[proxy]!=1.107.*,!=1.109.*,!=1.110.*",
         "least-busy",
         _litellm,
-        # Everything here is on loopback.
-        {"LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"},
+        # Everything here is on loopback; prices are nobody's business and on the Internet.
+        {
+            "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        },
     ),
 )

@@ -62,13 +62,13 @@ class Running:
         [peak] = [line for line in status.splitlines() if line.startswith("VmHWM:")]
         return int(peak.split()[1]) * 1024
 
-    def wait_for_port(self, port: int) -> None:
+    def wait_for_port(self, port: int, limit_s: float = _START_S) -> None:
         """Return when something accepts on the port.
 
         Raises:
             RigFailure: the process ended, or took too long.
         """
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + limit_s
         while not _accepts(port):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise self.failure(f"does not listen on {port}")

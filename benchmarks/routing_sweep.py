@@ -63,9 +63,11 @@ class Settings:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"profile": name} for name in PROFILES},
+    "hash without bound": {"profile": "consistent_hash", "affinity": {"hash_max_load": 1_000}},
     "longest match": {"profile": "random", "weights": {"prefix_locality": 1}},
 }
-"""Policies by name: the profiles, and the routing that herds on a shared root."""
+"""Policies by name: the profiles, the hash that keeps every prefix in its place whatever the
+load, and the routing that herds on a shared root."""
 
 
 class Row(msgspec.Struct):

@@ -7,6 +7,7 @@ Reads Envoy's messages, asks the core, sends the answers in order. However the s
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TypeAlias
 
 import grpc
@@ -121,6 +122,7 @@ class Call:
             raise shutting_down()
         identity = self._identities.read(event.headers, event.metadata)
         profile = read_request(event.headers, event.body, desk.policy.requests, identity)
+        profile = replace(profile, subset=event.subset)
         self._profile = profile
         if identity.dry_run:
             estimate = await desk.estimate(profile)

@@ -30,6 +30,7 @@ from extproc.control import FleetService
 from extproc.desk import Desk
 from extproc.errors import KvgateError, PolicyError
 from extproc.policy import Policy, PoolPolicy
+from extproc.ports import PortTaken, bind, server_options
 from extproc.processor import SERVICE, Processor
 from extproc.reload import PolicyReloader
 from extproc.scheduler import Scheduler
@@ -66,10 +67,6 @@ class ServeSettings:
     grace_s: float = 10.0
     access_log: bool = False
     policy_path: Path | None = None
-
-
-class PortTaken(KvgateError):
-    """A port of ours belongs to somebody else."""
 
 
 def build_keyer(pool: PoolPolicy, policy: Policy) -> PromptKeyer:
@@ -158,8 +155,8 @@ class SchedulerServer:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
-        _bind(self._extproc, settings.host, settings.extproc_port)
-        _bind(self._control, settings.host, settings.control_port)
+        bind(self._extproc, settings.host, settings.extproc_port)
+        bind(self._control, settings.host, settings.control_port)
         await self._extproc.start()
         await self._control.start()
         await self._start_admin()
@@ -235,27 +232,6 @@ class SchedulerServer:
     async def _set_health(self, status: int) -> None:
         for name in _HEALTH_NAMES:
             await self._health.set(name, status)
-
-
-def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """gRPC options of a port that takes messages up to this size."""
-    return [
-        # Envoy holds one stream a request, queued ones included.
-        ("grpc.max_concurrent_streams", 1_000_000),
-        # A buffered body comes in one message.
-        ("grpc.max_receive_message_length", max_message_bytes + 1024 * 1024),
-        ("grpc.so_reuseport", 0),
-    ]
-
-
-def _bind(server: grpc.aio.Server, host: str, port: int) -> None:
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        bound = server.add_insecure_port(address)
-    except RuntimeError:
-        bound = 0
-    if not bound:
-        raise PortTaken(f"port {port} on {host} is already in use")
 
 
 @asynccontextmanager

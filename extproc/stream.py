@@ -22,9 +22,11 @@ from extproc.decision.ticket import Decision
 from extproc.errors import BodyTooLarge, KvgateError, Refusal
 from extproc.replies import ProcessingRequest, ProcessingResponse
 from extproc.request.identity import MAX_HEADER_CHARS, MetadataPath
+from extproc.request.reader import SESSION_HEADER
+from extproc.request.subset import subset_hint
 
 _WANTED_HEADERS = frozenset(
-    {":path", ":method", "content-type", "content-encoding", "x-request-id"}
+    {":path", ":method", "content-type", "content-encoding", "x-request-id", SESSION_HEADER}
 )
 _ATTRIBUTES = "envoy.filters.http.ext_proc"
 _MAX_REQUEST_ID_CHARS = 256
@@ -44,11 +46,13 @@ class Arrived:
 
     ``body`` is None where Envoy's mode shows a body too late or not at all. ``metadata`` has
     what was asked for and is there: text, numbers and switches, ``()`` for anything else.
+    ``subset``: workers that the gateway allows, None for all.
     """
 
     headers: Mapping[str, str]
     body: bytes | None
     metadata: Mapping[MetadataPath, Any] = field(default_factory=dict)
+    subset: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class RequestStream:
         self._mode: int = ProcessingMode.FULL_DUPLEX_STREAMED
         self._headers: dict[str, str] = {}
         self._metadata: dict[MetadataPath, Any] = {}
+        self._subset: frozenset[str] | None = None
         self._request_id = ""
         self._pieces: list[bytes] = []
         self._size = 0
@@ -198,6 +203,7 @@ class RequestStream:
         self._request_id = self._headers.get("x-request-id", "")
         filters = message.metadata_context.filter_metadata
         self._metadata = wanted_metadata(filters, self._metadata_paths)
+        self._subset = subset_hint(filters)
         ends = message.request_headers.end_of_stream
         self._has_body = not ends
         if ends or self._mode in _BODILESS:
@@ -233,7 +239,8 @@ class RequestStream:
             self._pieces = [b"".join(self._pieces)]
         body = self._pieces[0] if self._pieces else b""
         shown = not self._has_body or self._mode not in _BODILESS
-        event = Arrived(self._headers, body if shown else None, self._metadata)
+        shown_body = body if shown else None
+        event = Arrived(self._headers, shown_body, self._metadata, self._subset)
         # The stream lives as long as the response; an API key need not.
         self._headers, self._metadata = {}, {}
         return Step(event=event)

@@ -34,7 +34,7 @@ LAYERS = (
     {"scheduler"},
     {"replies", "stream", "telemetry", "cold_text"},
     {"desk"},
-    {"call", "processor", "control", "api", "api_messages", "reload", "admin"},
+    {"call", "processor", "control", "api", "api_messages", "reload", "ports", "admin"},
     {"server"},
     {"reference", "console"},
     {"cli"},

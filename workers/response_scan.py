@@ -191,10 +191,13 @@ class ResponseScan:
         return len(data) if self._error_complete else max(0, event.start() - 1)
 
     def _error_event(self, data: bytes) -> re.Match[bytes] | None:
-        for event in _ERROR_EVENT.finditer(data):
+        event = _ERROR_EVENT.search(data)
+        while event is not None:
             at = event.start()
             if data[at - 1 : at] == b"\n" if at else self._at_event_start:
                 return event
+            # Its data line may begin a line although its event line does not.
+            event = _ERROR_EVENT.search(data, at + 1)
         return None
 
 

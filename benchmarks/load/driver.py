@@ -22,7 +22,7 @@ from benchmarks.load.sample import Sample
 from benchmarks.workloads.plan import Planned
 from benchmarks.workloads.prompts import PromptMaker
 
-_START_DELAY_S = 0.2
+_START_DELAY_S = 0.05
 _PROCESS_START_S = 3.0
 """Further processes need this long to import, load the tokenizer and make their text."""
 _AHEAD_S = 0.05
@@ -47,8 +47,7 @@ async def drive(settings: Drive, plan: Sequence[Planned], on_end: OnEnd) -> list
     ``on_end`` is called for each sample; with several processes, when a process is done.
     """
     if settings.processes == 1:
-        start = time.monotonic() + _START_DELAY_S
-        return await _drive_part(settings, plan, range(len(plan)), start, on_end)
+        return await _drive_part(settings, plan, range(len(plan)), None, on_end)
     return await _drive_all(settings, plan, on_end)
 
 
@@ -82,12 +81,14 @@ async def _drive_part(
     settings: Drive,
     plan: Sequence[Planned],
     numbers: Sequence[int],
-    start: float,
+    start: float | None,
     on_end: OnEnd,
 ) -> list[Sample]:
+    """``start``: agreed with other processes; None: as soon as all is made."""
     maker = PromptMaker(settings.model_dir, settings.seed)
     gc.collect()
     gc.freeze()  # the plan and the words live as long as the run
+    start = start or time.monotonic() + _START_DELAY_S
     try:
         async with make_session(settings.wire) as session:
             client = Client(session, settings.wire, maker, start)

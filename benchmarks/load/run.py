@@ -27,15 +27,16 @@ from benchmarks.load.sample import Budgets, Sample
 from benchmarks.machine import machine_facts
 from benchmarks.report import console, print_table, write_json
 from benchmarks.workloads.plan import Planned
+from benchmarks.workloads.source import Source
 
 _LOAD_STEP_S = 0.25
 _HIT_BINS = 30
 
 
 class LoadRun(msgspec.Struct, frozen=True):
-    """Everything that one run depends on. ``source`` says where the plan is from."""
+    """Everything that one run depends on. ``source``: where the plan is from."""
 
-    source: str
+    source: Source
     drive: Drive
     budgets: Budgets
     output: Path
@@ -52,7 +53,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 def run(settings: LoadRun, plan: Sequence[Planned]) -> dict[str, Any]:
     """Send the plan, print and plot what it showed, and write it to the output folder."""
-    measured = asyncio.run(measure(settings.source, settings.drive, plan, settings.engines))
+    measured = asyncio.run(measure(settings.source.title, settings.drive, plan, settings.engines))
     found = figures(measured.samples, settings.budgets)
     result = {
         "machine": machine_facts(),
@@ -62,10 +63,10 @@ def run(settings: LoadRun, plan: Sequence[Planned]) -> dict[str, Any]:
         "lanes": {lane: as_json(part) for lane, part in by_lane(measured, settings).items()},
         "imbalance": _imbalance(measured),
     }
-    print_figures(settings.source, {"": found})
+    print_figures(settings.source.title, {"": found})
     write_samples(settings.output / "samples.jsonl", measured.samples)
     write_json(settings.output / "load.json", result)
-    draw(settings.output, {settings.source: measured})
+    draw(settings.output, {settings.source.title: measured})
     return result
 
 

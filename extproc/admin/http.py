@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
-from extproc.admin import policy, queues, scaling, workers
+from extproc.admin import policy, queues, routing, scaling, workers
 from extproc.admin.context import ADMIN, Admin
 
 _SERVING = ("ready", "degraded")
@@ -22,6 +22,7 @@ def admin_app(admin: Admin) -> web.Application:
             web.get("/metrics", _metrics),
             *workers.ROUTES,
             *queues.ROUTES,
+            *routing.ROUTES,
             *scaling.ROUTES,
             *policy.ROUTES,
         ]

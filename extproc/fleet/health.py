@@ -20,10 +20,16 @@ _NEW_SAMPLE = 0.2
 """Weight of a new sample in every moving average."""
 _FADE_S = 10.0
 """Time constant with which TTFT and error rate are forgotten without new samples."""
+_FADE_RATES_S = 30.0
+"""The same for prefill rates: a worker found slow is tried again after a while."""
 _OPEN_AT = 0.5
 """Error rate from which a worker is tried once in a while only."""
 _SATURATED = frozenset({EngineError.QUEUE_FULL, EngineError.KV_EXHAUSTED})
 _BROKEN = frozenset({EngineError.ENGINE_DEAD, EngineError.STREAM, EngineError.OTHER})
+_NOISE = 1.5
+"""Workers within this factor of the mean prefill rate are equally fast."""
+_SLOWEST = 20.0
+"""How many times slower than the mean a worker is believed to be at most."""
 _LEAST_PREFILL_TOKENS = 256
 """Shorter prefills say more about queues and steps than about the prefill rate."""
 _PROGRESS = ("prompt_tokens_per_s", "generation_tokens_per_s")
@@ -39,7 +45,7 @@ class Health:
 
     def __init__(self, table: WorkerTable, policy: HealthPolicy, now: float) -> None:
         self._table = table
-        self._policy = policy
+        self.policy = policy
         self._faded_at = now
 
     def start(self, column: int, now: float, *, score: float) -> None:
@@ -55,7 +61,7 @@ class Health:
     def scores(self, now: float) -> Floats:
         """Every worker's score at this time, 0 to 100."""
         table = self._table
-        risen = self._policy.recovery_points_per_s * (now - table.health_since)
+        risen = self.policy.recovery_points_per_s * (now - table.health_since)
         scores: Floats = np.minimum(table.health_base + risen, table.health_target)
         return scores
 
@@ -94,13 +100,18 @@ class Health:
             if table.error_rate[column] >= _OPEN_AT:
                 self._mark(table.suspect_until, column, now)
 
-    def tick(self, now: float) -> None:
-        """Forget a little, find workers that stall, and set where every score tends to."""
+    def tick(self, now: float, trust: Floats) -> None:
+        """Forget a little, find workers that stall, and set where every score tends to.
+
+        Args:
+            trust: weight of each worker's last report, 1 when fresh, 0 when stale.
+        """
         table = self._table
         kept = math.exp(-max(0.0, now - self._faded_at) / _FADE_S)
         self._faded_at = now
         table.error_rate *= kept
         table.ttft_share *= kept
+        self._compare(trust, kept ** (_FADE_S / _FADE_RATES_S))
         current = self.scores(now)
         target = self._targets()
         stalled = self.stalled(now)
@@ -110,20 +121,37 @@ class Health:
         table.health_target[:] = target
         table.health_since[:] = now
 
+    def _compare(self, trust: Floats, kept_rates: float) -> None:
+        """Each worker's speed and KV use beside the others'; rates fade into their mean."""
+        table = self._table
+        rates, mean_rate = table.prefill_tokens_per_s, table.mean(table.prefill_tokens_per_s)
+        if mean_rate is None:
+            table.slowness[:] = 1.0
+        else:
+            rates += (1.0 - kept_rates) * (mean_rate - rates)
+            slowness = mean_rate / np.where(np.isnan(rates), mean_rate, rates)
+            alike = (slowness < _NOISE) & (slowness > 1.0 / _NOISE)
+            table.slowness[:] = np.where(alike, 1.0, np.minimum(slowness, _SLOWEST))
+        usage, mean = table.filled(table.kv_usage), table.mean(table.kv_usage)
+        if usage is None or mean is None:
+            table.kv_pressure[:] = 0.0
+        else:
+            table.kv_pressure[:] = _share(mean + trust * (usage - mean) - 0.8, 0.2)
+
     def stalled(self, now: float) -> Bools:
         """Workers that owe a first token and have shown no progress for too long."""
         table = self._table
         rate = np.where(
             np.isnan(table.prefill_tokens_per_s),
-            self._policy.slow_prefill_tokens_per_s,
+            self.policy.slow_prefill_tokens_per_s,
             table.prefill_tokens_per_s,
         )
-        patience_s = self._policy.stall_after_s + table.pending_prefill_tokens / rate
+        patience_s = self.policy.stall_after_s + table.pending_prefill_tokens / rate
         stalled: Bools = (table.prefilling > 0) & (now - table.progress_at > patience_s)
         return stalled
 
     def _targets(self) -> Floats:
-        table, policy = self._table, self._policy
+        table, policy = self._table, self.policy
         slow = _share(table.ttft_share, 1.0) ** 2
         failing = np.minimum(1.0, 5.0 * table.error_rate)
         queued = _share(table.engine_queue, policy.queue_limit)
@@ -135,11 +163,11 @@ class Health:
         """TTFT over its limit, which grows with what had to be prefilled before."""
         if ttft_s is None:
             return None
-        policy = self._policy
+        policy = self.policy
         return ttft_s / (policy.ttft_limit_s + ahead_tokens / policy.slow_prefill_tokens_per_s)
 
     def _mark(self, until: Floats, column: int, now: float) -> None:
-        until[column] = max(until[column], now + self._policy.cool_down_s)
+        until[column] = max(until[column], now + self.policy.cool_down_s)
 
 
 def error_of(status: int) -> EngineError:

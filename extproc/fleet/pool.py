@@ -44,7 +44,7 @@ class Pool:
     """One pool's live state."""
 
     def __init__(self, policy: PoolPolicy, reports: ReportPolicy, now: float) -> None:
-        self.policy = policy
+        self._policy = policy
         self._reports = reports
         shape = DigestShape(policy.digest.capacity_blocks, policy.digest.error_rate)
         self.index = PrefixIndex(shape, policy.overlay.max_keys_per_worker)
@@ -57,10 +57,21 @@ class Pool:
         self._leases: set[str] = set()
         self._hot: Counter[int] = Counter()
         self._picks = 0
+        self.newest_at = now
         self._ticked_at = now
         self._serving: dict[str, Bools] = {}
         for address in policy.workers:
             self._add(address, reports=False, now=now)
+
+    @property
+    def policy(self) -> PoolPolicy:
+        """The policy in force; another one takes effect with the next call."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: PoolPolicy) -> None:
+        self._policy = policy
+        self.health.policy = policy.routing.health
 
     def hello(self, hello: Introduction, now: float) -> Worker | None:
         """An agent's stream begins; None when the pool has no room for another worker."""
@@ -333,6 +344,11 @@ class Pool:
         """Different continuations of a prefix a second, as all agents together tell."""
         return self._hot[key] / self._reports.interval_s
 
+    def replicas(self, key: int) -> int:
+        """Workers thought to hold a block, and with it the prefix that it ends."""
+        held = self.index.held(np.array([key], dtype=np.uint64), len(self.table))[0]
+        return int((held.astype(bool) & self.table.present).sum())
+
     def worker_at(self, column: int) -> Worker:
         """The worker of a column."""
         return self._by_column[column]
@@ -353,7 +369,7 @@ class Pool:
         self.table.kv_usage[silent] = np.nan
         self.table.recent_tokens *= math.exp(-max(0.0, now - self._ticked_at) / _RECENT_S)
         self._ticked_at = now
-        self.health.tick(now)
+        self.health.tick(now, self.trust(now))
         self._age_overlays(now)
         return lost
 
@@ -363,7 +379,9 @@ class Pool:
         self.health.start(column, now, score=first)
         self.calibration.forget(column)
         self.table.cache_credit[column] = 1.0
-        self.table.joined_at[column] = now
+        # As if it had worked like the others: a new worker is not to catch up at once.
+        self.table.recent_tokens[column] = self.table.mean(self.table.recent_tokens) or 0.0
+        self.table.joined_at[column] = self.newest_at = now
 
     def _kv_blocks(self, tokens: int) -> int:
         return -(-tokens // self.policy.block_size_tokens)

@@ -22,6 +22,7 @@ _BLANK = {
     "tpot_s": np.nan,
     "ttft_share": np.nan,
     "cache_credit": 1.0,
+    "slowness": 1.0,
 }
 
 
@@ -46,6 +47,9 @@ class WorkerTable:
         prefilling: requests that this scheduler has on it without a first token.
         prefill_tokens_per_s, tpot_s: moving averages of what it was seen to do.
         ttft_share: moving average of TTFT over what it may be.
+        slowness: the pool's mean prefill rate over its own; 1 where either is
+            not known or they are about equal.
+        kv_pressure: KV use beyond 80%, 0 to 1; an unknown or stale one is the pool's mean.
         error_rate: moving average of its own errors, 0 to 1.
         progress_at: seconds of the last sign that it computes.
         health_base, health_target, health_since: the score at a time, and where it tends.
@@ -80,6 +84,8 @@ class WorkerTable:
         self.prefill_tokens_per_s: Floats = np.zeros(0)
         self.tpot_s: Floats = np.zeros(0)
         self.ttft_share: Floats = np.zeros(0)
+        self.slowness: Floats = np.zeros(0)
+        self.kv_pressure: Floats = np.zeros(0)
         self.error_rate: Floats = np.zeros(0)
         self.progress_at: Floats = np.zeros(0)
         self.health_base: Floats = np.zeros(0)
@@ -110,6 +116,16 @@ class WorkerTable:
     def running(self) -> Ints:
         """Requests on each worker, ours and others'."""
         return self.in_flight + self.foreign
+
+    def mean(self, values: Floats) -> float | None:
+        """Mean of what is known of the usable workers; None if nothing is."""
+        known = values[self.usable() & ~np.isnan(values)]
+        return float(known.mean()) if len(known) else None
+
+    def filled(self, values: Floats) -> Floats | None:
+        """Values with the mean for what is not known; None if nothing is."""
+        mean = self.mean(values)
+        return None if mean is None else np.where(np.isnan(values), mean, values)
 
     def usable(self) -> Bools:
         """Workers that are there and ready, full or not."""

@@ -77,7 +77,8 @@ class RequestProfile:
     ``model`` is None only where the body names none and the path needs none. ``counted``
     is False for requests without a body (model lists, health pages): they are booked on
     their worker but take no part in admission. ``editable``: the body is plain JSON, whose
-    members may be changed on the way.
+    members may be changed on the way. ``session`` is the client's session id, ``subset``
+    the addresses or ips that the gateway allows, None for all.
     """
 
     endpoint: Endpoint
@@ -90,3 +91,5 @@ class RequestProfile:
     body_bytes: int = 0
     editable: bool = False
     identity: Identity = DEFAULT_IDENTITY
+    session: str = ""
+    subset: frozenset[str] | None = None

@@ -32,6 +32,8 @@ _READERS: dict[str, Callable[[bytes], RequestProfile]] = {
     "/v1/messages": messages_profile,
 }
 
+SESSION_HEADER = "x-session-id"
+
 
 def read_request(
     headers: Mapping[str, str],
@@ -71,7 +73,8 @@ def read_request(
     if not profile.model:
         raise MissingModel("The request body must name a 'model'.", param="model")
     encoded = headers.get("content-encoding", "").strip().lower() not in ("", "identity")
-    return replace(profile, identity=identity, editable=not encoded)
+    session = headers.get(SESSION_HEADER, "")
+    return replace(profile, identity=identity, editable=not encoded, session=session)
 
 
 def _model_hint(body: bytes) -> str | None:

@@ -70,10 +70,10 @@ def keeping_to_holders(
     return narrowed if narrowed.any() else allowed
 
 
-def newcomers(table: WorkerTable, usable: Bools, policy: WarmupPolicy, now: float) -> Bools:
-    """Workers that are new among older ones; none in a pool that is all new."""
+def newcomers(table: WorkerTable, usable: Bools, policy: WarmupPolicy, now: float) -> Bools | None:
+    """Workers that are new among older ones; None if all are alike."""
     new: Bools = usable & (now - table.joined_at < policy.duration_s)
-    return new if (usable & ~new).any() else np.zeros(len(new), dtype=bool)
+    return new if new.any() and (usable & ~new).any() else None
 
 
 def exploring(
@@ -85,7 +85,7 @@ def exploring(
     rng: random.Random,
 ) -> Bools:
     """New workers alone, for a share of the prompts that nobody has a good part of."""
-    if not new.any() or rng.random() >= policy.share:
+    if rng.random() >= policy.share:
         return allowed
     bound = policy.max_load * max(1.0, float(running[usable].mean()))
     narrowed: Bools = allowed & new & (running < bound)
@@ -94,8 +94,6 @@ def exploring(
 
 def discounted(load: Floats, new: Bools, age_s: Floats, policy: WarmupPolicy) -> Floats:
     """Load with what new workers are forgiven, fading over their time as new."""
-    if not new.any():
-        return load
     left = np.clip(1.0 - age_s / policy.duration_s, 0.0, 1.0)
     lighter: Floats = load * (1.0 - policy.load_discount * left * new)
     return lighter

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from extproc.policy import PickerMode, Profile, RoutingPolicy, Term
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileSpec:
-    """One profile. ``tie``: costs that differ by less are equal."""
+    """One profile.
+
+    ``tie``: costs that differ by less are equal. ``uses_cache``: stickiness, hot prefixes and
+    exploration narrow its choice.
+    """
 
     weights: dict[Term, float]
     picker: PickerMode = "argmin"
     tie: float = 0.5
-    uses_cache: bool = field(default=True)
+    uses_cache: bool = True
 
 
 PROFILES: dict[Profile, ProfileSpec] = {
@@ -32,7 +36,9 @@ PROFILES: dict[Profile, ProfileSpec] = {
         }
     ),
     "linear": ProfileSpec({"load": 1.2, "miss_share": 0.7, "switch": 0.3}, tie=1e-6),
-    "health": ProfileSpec({"health_loss": 1.0, "running": 2.0}, "two_choices", tie=1e-3),
+    "health": ProfileSpec(
+        {"health_loss": 1.0, "running": 2.0}, "two_choices", tie=1e-3, uses_cache=False
+    ),
     "finish": ProfileSpec(
         {
             "finish": 1.0,

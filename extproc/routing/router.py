@@ -217,10 +217,15 @@ class Router:
         now: float,
     ) -> Candidates:
         pool, table, policy = self._pool, self._pool.table, self._policy
-        new = leaders.newcomers(table, usable, policy.warmup, now)
-        age_s = now - table.joined_at
-        running = leaders.discounted(table.running().astype(float), new, age_s, policy.warmup)
+        running = table.running().astype(float)
         pending = table.pending_prefill_tokens.astype(float)
+        new = None
+        if now - pool.newest_at < policy.warmup.duration_s:
+            new = leaders.newcomers(table, usable, policy.warmup, now)
+        if new is not None:
+            age_s = now - table.joined_at
+            running = leaders.discounted(running, new, age_s, policy.warmup)
+            pending = leaders.discounted(pending, new, age_s, policy.warmup)
         return Candidates(
             table=table,
             usable=usable,
@@ -228,9 +233,8 @@ class Router:
             output_tokens=asked.output_tokens,
             cached=worth_moving_for(predicted, total, running, usable, policy.affinity),
             running=running,
-            pending_prefill=leaders.discounted(pending, new, age_s, policy.warmup),
+            pending_prefill=pending,
             scores=pool.health.scores(now),
-            trust=pool.trust(now),
             new=new,
             places=places,
         )
@@ -253,6 +257,8 @@ class Router:
             if stay is not allowed:
                 return stay
         if hot_key is None:
+            if request.new is None:
+                return allowed
             return leaders.exploring(
                 allowed, request.new, request.running, request.usable, policy.warmup, self._rng
             )

@@ -1,7 +1,7 @@
 """Cost terms: small pure functions over arrays, one value a worker, lowest is best.
 
 Unless a term says otherwise its unit is *tokens of prefill work*; weights turn the others
-into it. What a worker has not told is taken as the pool's mean, never as zero.
+into it. What a worker has not told is the pool's mean by the time it comes here, never zero.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ from extproc.policy import Term
 
 _HASH_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 """The multipliers of splitmix64's finaliser."""
-_SLOW = 1.5
-"""Times slower than the mean from which a worker is slow: below, rates are noise."""
-_SLOWEST = 20.0
-"""How many times slower than the mean a worker is believed to be at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +48,7 @@ class Candidates:
         running: requests on each worker, a new worker's discounted.
         pending_prefill: tokens without a first token on each, discounted likewise.
         scores: health, 0 to 100.
-        trust: weight of each worker's last report, 1 when fresh, 0 when stale.
-        new: workers that are new among older ones.
+        new: workers that are new among older ones; None if there are none.
     """
 
     table: WorkerTable
@@ -64,8 +59,7 @@ class Candidates:
     running: Floats
     pending_prefill: Floats
     scores: Floats
-    trust: Floats
-    new: Bools
+    new: Bools | None
     places: Places = Places()
 
 
@@ -96,22 +90,16 @@ def recent_work(request: Candidates) -> Floats:
 
 def slow_prefill(request: Candidates) -> Floats:
     """Extra time of the prefills on a much slower worker, in the pool's mean tokens."""
-    slowness = _slowness(request)
-    if slowness is None:
-        return np.zeros(len(request.cached))
     work = request.pending_prefill + uncached(request)
-    extra: Floats = work * np.maximum(0.0, slowness - _SLOW)
+    extra: Floats = work * np.maximum(0.0, request.table.slowness - 1.0)
     return extra
 
 
 def finish(request: Candidates) -> Floats:
     """When the request would finish: prefills before it and its own, then its output."""
-    slowness = _slowness(request)
-    work = request.pending_prefill + uncached(request)
-    if slowness is not None:
-        work = work * slowness
-    tpot_s = _filled(request.table.tpot_s, request.usable)
-    rate = _mean(request.table.prefill_tokens_per_s, request.usable)
+    table = request.table
+    work = (request.pending_prefill + uncached(request)) * table.slowness
+    tpot_s, rate = table.filled(table.tpot_s), table.mean(table.prefill_tokens_per_s)
     if tpot_s is None or rate is None:
         return work
     return work + request.output_tokens * tpot_s * rate
@@ -119,11 +107,7 @@ def finish(request: Candidates) -> Floats:
 
 def kv_pressure(request: Candidates) -> Floats:
     """KV use beyond 80%, 0 to 1: what comes there pushes running requests out."""
-    usage = _filled(request.table.kv_usage, request.usable, request.trust)
-    if usage is None:
-        return np.zeros(len(request.cached))
-    over: Floats = np.clip((usage - 0.8) / 0.2, 0.0, 1.0)
-    return over
+    return request.table.kv_pressure
 
 
 def health(request: Candidates) -> Floats:
@@ -229,27 +213,3 @@ def _elsewhere(request: Candidates, column: int) -> Floats:
         there += 1.0
         there[column] = 0.0
     return there
-
-
-def _slowness(request: Candidates) -> Floats | None:
-    """Mean prefill rate over each worker's own; None while no rate is known."""
-    rates = request.table.prefill_tokens_per_s
-    mean = _mean(rates, request.usable)
-    if mean is None:
-        return None
-    slowness: Floats = np.minimum(mean / np.where(np.isnan(rates), mean, rates), _SLOWEST)
-    return slowness
-
-
-def _filled(values: Floats, usable: Bools, trust: Floats | None = None) -> Floats | None:
-    """Values with the pool's mean for what is not known, or no longer."""
-    mean = _mean(values, usable)
-    if mean is None:
-        return None
-    known = np.where(np.isnan(values), mean, values)
-    return known if trust is None else mean + trust * (known - mean)
-
-
-def _mean(values: Floats, usable: Bools) -> float | None:
-    known = values[usable & ~np.isnan(values)]
-    return float(known.mean()) if len(known) else None

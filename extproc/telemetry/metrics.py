@@ -7,6 +7,7 @@ model is a pool of the policy or ``other``, worker an address in the fleet.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -243,6 +244,31 @@ _MODEL_GAUGES: tuple[_Sample, ...] = (
         lambda served, _: served.keyer.known_words,
     ),
     (
+        "kvgate_oscillating_prefixes",
+        "Conversations known that change their worker more often than every tenth request.",
+        lambda served, _: served.router.by_policy.conversations.oscillating,
+    ),
+    (
+        "kvgate_known_prefixes",
+        "Conversations whose last worker is remembered.",
+        lambda served, _: len(served.router.by_policy.conversations),
+    ),
+    (
+        "kvgate_counted_prefixes",
+        "Shared prefixes whose requests are counted.",
+        lambda served, _: len(served.router.by_policy.hot),
+    ),
+    (
+        "kvgate_known_sessions",
+        "Sessions whose last worker is remembered.",
+        lambda served, _: len(served.router.by_policy.sessions),
+    ),
+    (
+        "kvgate_approximate_workers",
+        "Workers that send no digests: what was routed there is all that is known.",
+        lambda served, _: sum(not w.sends_digests for w in served.pool.workers.values()),
+    ),
+    (
         "kvgate_exact_keys",
         "1 where the pool has a tokenizer and prompts have exact block keys.",
         lambda served, _: float(served.keyer.exact),
@@ -250,6 +276,16 @@ _MODEL_GAUGES: tuple[_Sample, ...] = (
 )
 
 _MODEL_COUNTERS: tuple[_Sample, ...] = (
+    (
+        "kvgate_prefix_repeats",
+        "Requests that continued or repeated a known conversation.",
+        lambda served, _: served.router.by_policy.conversations.repeats,
+    ),
+    (
+        "kvgate_prefix_switches",
+        "Those of them that went to another worker than the request before.",
+        lambda served, _: served.router.by_policy.conversations.switches,
+    ),
     (
         "kvgate_segment_cache_hits",
         "Text segments found tokenised.",
@@ -339,9 +375,21 @@ def _worker_gauges(models: Iterable[tuple[str, ServedModel]], now: float) -> Ite
     overlay = GaugeMetricFamily(
         "kvgate_worker_overlay_keys", "Blocks credited from routing alone.", labels=labels
     )
+    health = GaugeMetricFamily("kvgate_worker_health", "Health score, 0 to 100.", labels=labels)
+    errors = GaugeMetricFamily(
+        "kvgate_worker_error_ratio", "Its own errors of late, 0 to 1.", labels=labels
+    )
+    credit = GaugeMetricFamily(
+        "kvgate_worker_cache_credit_ratio",
+        "Cached tokens that its engine found over those predicted.",
+        labels=labels,
+    )
+    rate = GaugeMetricFamily(
+        "kvgate_worker_prefill_tokens_per_second", "Prefill rate as learned.", labels=labels
+    )
     for model, served in models:
         pool, table = served.pool, served.pool.table
-        last_resort = table.last_resort(now)
+        last_resort, scores = table.last_resort(now), pool.health.scores(now)
         for worker in pool.workers.values():
             at, column = (model, worker.address), worker.column
             ready.add_metric(at, float(table.ready[column]))
@@ -362,5 +410,10 @@ def _worker_gauges(models: Iterable[tuple[str, ServedModel]], now: float) -> Ite
             if worker.feed.updated_at is not None:
                 age.add_metric(at, now - worker.feed.updated_at)
             overlay.add_metric(at, pool.index.overlay_keys(column))
+            health.add_metric(at, float(scores[column]))
+            errors.add_metric(at, float(table.error_rate[column]))
+            credit.add_metric(at, float(table.cache_credit[column]))
+            if not math.isnan(table.prefill_tokens_per_s[column]):
+                rate.add_metric(at, float(table.prefill_tokens_per_s[column]))
     yield from (ready, stale, state, signal, lost, in_flight, foreign, pending, kv_usage)
-    yield from (keys, fill, age, overlay)
+    yield from (keys, fill, age, overlay, health, errors, credit, rate)

@@ -17,6 +17,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from extproc.envoy_config import DESTINATION_HEADER, PROCESSOR_SERVICE, BodyMode, EnvoySettings
+from extproc.ports import server_options
 from extproc.request.identity import IdentityReader
 from extproc.scheduler import Decision
 from extproc.stream import Arrived, RequestStream
@@ -164,8 +165,7 @@ class StreamProcessor(ToyProcessor):
 @asynccontextmanager
 async def serving(processor: ToyProcessor, port: int) -> AsyncIterator[Any]:
     """The processor as a gRPC server; yields the health service that Envoy asks."""
-    # A buffered body is one message; gRPC stops at 4 MB by default.
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", 2**30)])
+    server = grpc.aio.server(options=server_options(2**30))
     checks = health.aio.HealthServicer()
     await checks.set(PROCESSOR_SERVICE, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

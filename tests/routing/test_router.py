@@ -190,3 +190,15 @@ def test_routing_alone_remembers_nothing() -> None:
     assert (len(router.conversations), len(router.sessions), len(router.hot)) == (0, 0, 0)
     router.note(route, 0.0)
     assert (len(router.conversations), len(router.sessions), len(router.hot)) == (1, 1, 0)
+
+
+def test_where_nobody_has_room_a_slot_will_do() -> None:
+    """A request that has waited its patience for KV blocks goes where there is a slot."""
+    some = joined(2, slots=4)
+    for number in range(2):
+        join(some, number, slots=4)
+    some.table.foreign[:2] = (4, 3)
+    some.table.engine_queue[:2] = 9
+    assert routed(some, X).columns[0] == 1
+    some.table.foreign[:2] = 4
+    assert set(routed(some, X).columns) == {0, 1}

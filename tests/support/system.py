@@ -130,6 +130,7 @@ class System:
     engines: Engines | None = None
     """None: simulated ones."""
     new_worker: Callable[[], Worker] = lambda: Worker(*free_ports(3))
+    agent_flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.engines = self.engines or SimulatedEngines(self.model_dir, self.simulator_flags)
@@ -175,7 +176,7 @@ class System:
         )
         if worker.socket is not None:
             flags += _flags(socket=worker.socket)
-        command = [sys.executable, "-m", "workers.agent", *flags]
+        command = [sys.executable, "-m", "workers.agent", *flags, *self.agent_flags]
         worker.agent = self._run(f"agent-{number}", command)
 
     def start_scheduler(self) -> None:
@@ -220,14 +221,14 @@ class System:
 
     def metric(self, name: str, labels: Mapping[str, str] | None = None) -> float:
         """Sum of a metric's samples that carry these labels."""
+        return sum(self.samples(name, labels))
+
+    def samples(self, name: str, labels: Mapping[str, str] | None = None) -> list[float]:
+        """A metric's samples that carry these labels."""
         _, text = fetch(f"http://127.0.0.1:{self.admin_port}/metrics")
-        total = 0.0
-        for line in text.splitlines():
-            match = re.fullmatch(rf"{name}(\{{.*\}})? (\S+)", line)
-            wanted = [f'{key}="{value}"' for key, value in (labels or {}).items()]
-            if match and all(item in (match[1] or "") for item in wanted):
-                total += float(match[2])
-        return total
+        wanted = [f'{key}="{value}"' for key, value in (labels or {}).items()]
+        found = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
+        return [float(value) for told, value in found if all(item in told for item in wanted)]
 
     def engine_metric(self, number: int, name: str) -> float:
         _, text = fetch(f"http://{self.workers[number].address}/metrics")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,17 @@ class VllmEngines:
         kept = {name: value for name, value in os.environ.items() if name not in UNSET}
         socket = {} if worker.socket is None else {SOCKET_VARIABLE: str(worker.socket)}
         return {**kept, **socket, **ENVIRONMENT}
+
+
+def engine_core(worker: Worker) -> int:
+    """Process id of the core that computes, behind the server that answers HTTP."""
+    assert worker.engine is not None
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if folder.name.isdecimal() and os.getpgid(int(folder.name)) == worker.engine.pid:
+                if b"EngineCore" in (folder / "cmdline").read_bytes():
+                    return int(folder.name)
+    raise AssertionError("the server has no core")
 
 
 def vllm_policy(model_dir: Path, **pool: Any) -> dict[str, Any]:

@@ -10,6 +10,9 @@ import pytest
 from tests.support.system import System, running_system
 from tests.support.vllm import VllmEngines, made_model, vllm_policy
 
+FROZEN_AFTER_S = 5.0
+"""Of the tiny model's engines; none of their steps takes nearly that long."""
+
 
 @pytest.fixture(scope="session")
 def tiny_model() -> Path:
@@ -25,6 +28,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[
         workers=2,
         policy=vllm_policy(tiny_model),
         engines=VllmEngines(),
+        agent_flags=("--frozen-after-s", str(FROZEN_AFTER_S)),
     ) as running:
         yield running
         running.wait_idle()

@@ -18,6 +18,15 @@ from workers.agent.pool_terms import DEFAULT_REPORT_INTERVAL_S, PoolTerms
 from workers.agent.tiers import Tier
 from workers.agent.worker_report import WorkerReport
 
+FORGETS_CACHE = frozenset(
+    {
+        agent_pb2.WORKER_STATE_STARTING,
+        agent_pb2.WORKER_STATE_ASLEEP,
+        agent_pb2.WORKER_STATE_DOWN,
+    }
+)
+"""A scheduler that is told one of these empties the worker's digest: it needs a new snapshot
+if the cache has outlived the state, as that of an engine that was only stopped."""
 SOONEST, LATEST = 0.5, 1.25
 """A load goes out with each look at the engine, so that its numbers are new: of the report
 interval, how soon after the one before, and how long it waits for a look that is late."""
@@ -116,6 +125,8 @@ class ReportBook:
     def _load(self, now_s: float) -> agent_pb2.Load:
         self._load_at_s = now_s
         load = self._worker.load(now_s, self._interval_s)
+        if self._told_state in FORGETS_CACHE and load.state not in FORGETS_CACHE:
+            self.resync()
         self._told_state = load.state
         return load
 

@@ -146,6 +146,20 @@ def test_load_comes_at_once_when_readiness_changes(rig: Rig) -> None:
     assert rig.messages(10.2)[0].load.ready
 
 
+def test_a_cache_that_outlives_a_silent_engine_is_told_again(rig: Rig) -> None:
+    rig.store(3)
+    assert rig.digests(10.0) == ["snapshot"]
+    rig.engine.observe(SILENT, 11.0)
+    rig.engine.observe(SILENT, 12.0)
+    assert rig.messages(12.0)[0].load.state == agent_pb2.WORKER_STATE_DOWN
+    rig.engine.observe(up(), 13.0)
+    load, snapshot = rig.messages(13.0)
+    assert load.load.state == agent_pb2.WORKER_STATE_READY
+    assert snapshot.snapshot.count == 3
+    rig.engine.observe(up(), 14.0)
+    assert rig.digests(14.0) == []
+
+
 def test_load_carries_numbers_and_their_age(rig: Rig) -> None:
     load = rig.messages(0.5)[0].load
     assert (load.ready, load.running, load.age_s) == (True, 2.0, 0.5)

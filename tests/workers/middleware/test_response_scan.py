@@ -55,6 +55,12 @@ def test_any_cut_of_any_bytes_gives_the_same(
     assert (cut.usage, cut.error) == (whole.usage, whole.error)
 
 
+def test_the_data_line_of_an_error_is_found_wherever_its_event_line_begins() -> None:
+    content = b'xevent: response.failed\ndata: {"error":{"code":503}}\n\n'
+    for chunks in ([content], byte_by_byte(content)):
+        assert scanned(chunks).error == b'{"error":{"code":503}}'
+
+
 @pytest.mark.parametrize("events", bodies.STREAMS)
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_usage_is_found_one_byte_at_a_time(events: object, newline: str) -> None:

@@ -1,0 +1,53 @@
+"""``Flight``: one request on its way through a simulated cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks.cluster import MODEL
+from benchmarks.load.sample import Sample
+from benchmarks.workloads.plan import Planned
+from extproc.request.identity import DEFAULT_IDENTITY, Identity
+from extproc.request.profile import Endpoint, RequestProfile
+
+if TYPE_CHECKING:
+    from benchmarks.simulation.worker import VirtualWorker
+    from extproc.decision.ticket import Ticket
+
+
+class Flight:
+    """One request on its way."""
+
+    __slots__ = ("keys", "number", "planned", "sample", "ticket", "tries", "worker")
+
+    def __init__(self, number: int, planned: Planned, keys: list[int], now: float) -> None:
+        self.number = number
+        self.planned = planned
+        self.keys = keys
+        self.sample = Sample(
+            number,
+            due_s=now,
+            lag_s=0.0,
+            sent_s=now,
+            planned_tokens=planned.prompt_tokens,
+            tenant=planned.tenant,
+            lane=planned.lane,
+            prompt_tokens=planned.prompt_tokens,
+        )
+        self.ticket: Ticket | None = None
+        self.tries = 0
+        self.worker: VirtualWorker | None = None
+
+
+def profile_of(planned: Planned) -> RequestProfile:
+    """Tenant and lane are as their headers would give them."""
+    return RequestProfile(
+        Endpoint.CHAT,
+        MODEL,
+        stream=True,
+        max_output_tokens=planned.output_tokens,
+        identity=Identity(
+            tenant=planned.tenant or DEFAULT_IDENTITY.tenant,
+            lane=planned.lane or DEFAULT_IDENTITY.lane,
+        ),
+    )

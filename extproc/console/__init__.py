@@ -1,0 +1,1 @@
+"""Commands that ask a running scheduler and show what it says."""

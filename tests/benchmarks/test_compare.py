@@ -1,0 +1,90 @@
+"""A tiny comparison on real processes, and peers that cannot be installed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import compare
+from benchmarks.cluster import Cluster, Engine
+from benchmarks.compare import Comparison, run
+from benchmarks.peers import PEERS, CannotInstall, Peer, Start, installed
+from benchmarks.workloads.plan import PlanError
+
+ARMS = ("kvgate", "kvgate:round_robin", "envoy:ring_hash", "absent:any")
+ABSENT = Peer("absent", "/nowhere/absent-0-py3-none-any.whl", "any", lambda _start, _policy: ())
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("compare")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(compare, "PEER_ARMS", {ABSENT.name: ABSENT})
+        patch.setattr(compare, "ALL_ARMS", ARMS)
+        settings = Comparison(
+            arms=ARMS,
+            workloads=("chats",),
+            duration_s=4.0,
+            rate_per_s=2.0,
+            cluster=Cluster(workers=2, max_num_seqs=4, timing="rtx-pro-6000"),
+            output=folder,
+        )
+        run(settings, model_dir)
+    return json.loads((folder / "compare.json").read_text())
+
+
+def test_every_arm_serves_the_same_requests(result: dict[str, Any]) -> None:
+    found = result["workloads"]["chats"]
+    assert set(found["arms"]) == set(ARMS[:-1])
+    for arm in found["arms"].values():
+        [one] = arm["rounds"]
+        assert one["figures"]["requests"] == found["plan"]["requests"]
+        assert one["figures"]["served"] == found["plan"]["requests"]
+        assert one["figures"]["off_plan"] == 0
+        assert arm["medians"]["ttft_p50_ms"] > 0
+        assert arm["medians"]["cpu_ms"] > 0
+        assert arm["medians"]["memory_mb"] > 0
+
+
+def test_only_kvgate_has_agents(result: dict[str, Any]) -> None:
+    arms = result["workloads"]["chats"]["arms"]
+    assert arms["kvgate"]["medians"]["agents_cpu_ms"] > 0
+    assert arms["envoy:ring_hash"]["medians"]["agents_cpu_ms"] == 0
+
+
+def test_conversations_find_their_cache_where_routing_cares(result: dict[str, Any]) -> None:
+    arms = result["workloads"]["chats"]["arms"]
+    hits = {name: arm["medians"]["hit_ratio"] for name, arm in arms.items()}
+    assert hits["kvgate"] > 0.2
+    assert hits["kvgate"] > hits["kvgate:round_robin"]
+
+
+def test_a_peer_that_cannot_be_installed_is_skipped_with_a_reason(result: dict[str, Any]) -> None:
+    assert set(result["skipped"]) == {"absent:any"}
+    assert "absent" in result["skipped"]["absent:any"]
+
+
+def test_installing_fails_with_what_pip_said(tmp_path: Path) -> None:
+    with pytest.raises(CannotInstall, match="absent"):
+        installed(ABSENT, tmp_path)
+    assert not (tmp_path / "absent" / ".ready").exists()
+
+
+def test_an_unknown_arm_is_refused_before_anything_starts() -> None:
+    with pytest.raises(PlanError, match="envoy:random"):
+        run(Comparison(arms=("envoy:random",)), Path())
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_every_peer_is_told_all_workers_and_its_policy(peer: Peer, tmp_path: Path) -> None:
+    engines = [Engine(8001, 5557, 5657), Engine(8002, 5558, 5658)]
+    command = peer.command(Start(tmp_path, engines, 9000, 9001, tmp_path), peer.policy)
+    written = "".join(path.read_text() for path in tmp_path.glob("*.yaml"))
+    told = " ".join(command) + written
+    assert all(engine.url in told for engine in engines)
+    assert peer.policy in told
+    assert "9000" in told
