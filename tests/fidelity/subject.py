@@ -26,6 +26,7 @@ from tests.support.system import (
     free_ports,
 )
 from tests.support.vllm import BLOCK_TOKENS, VllmEngines, made_model
+from workers.middleware import HOLD_VARIABLE
 from workers.vllm_model import ADAPTERS, MAX_MODEL_LEN
 
 Json = dict[str, Any]
@@ -42,7 +43,7 @@ def engines_of(kind: str) -> Engines:
     if kind == "vllm":
         limit = ("--max-num-queued-reqs", str(MAX_QUEUED))
         flags = ("--enable-request-id-headers", "--enable-server-load-tracking", *limit)
-        return VllmEngines(blocks=BLOCKS, flags=flags, has_middleware=False)
+        return VllmEngines(blocks=BLOCKS, flags=flags)
     flags = (
         "--block-size", str(BLOCK_TOKENS),
         "--num-blocks", str(BLOCKS),
@@ -144,11 +145,12 @@ class Subject:
 @contextmanager
 def running_subject(kind: str, folder: Path) -> Iterator[Subject]:
     """An engine of that kind, ready, and its whole process group gone afterwards."""
-    engines, worker = engines_of(kind), Worker(*free_ports(3))
+    engines, worker = engines_of(kind), Worker(*free_ports(3), socket=folder / "agent.sock")
     with (folder / "engine.log").open("wb") as log:
         worker.engine = subprocess.Popen(
             engines.command(worker),
-            env=engines.environment(worker),
+            # Headers as plain vLLM sends them: its answers are looked at, not the middleware's.
+            env={**engines.environment(worker), HOLD_VARIABLE: "0"},
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -69,11 +69,11 @@ class VllmEngines:
 def engine_core(worker: Worker) -> int:
     """Process id of the core that computes, behind the server that answers HTTP."""
     assert worker.engine is not None
-    for folder in Path("/proc").iterdir():
+    for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if folder.name.isdecimal() and os.getpgid(int(folder.name)) == worker.engine.pid:
-                if b"EngineCore" in (folder / "cmdline").read_bytes():
-                    return int(folder.name)
+            ours = os.getpgid(int(folder.name)) == worker.engine.pid
+            if ours and b"EngineCore" in (folder / "cmdline").read_bytes():
+                return int(folder.name)
     raise AssertionError("the server has no core")
 
 
