@@ -16,7 +16,12 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import Message
 
-from extproc.api_messages import admitted_message, estimate_message, refusal_message
+from extproc.api_messages import (
+    admitted_message,
+    estimate_message,
+    refusal_message,
+    selected_message,
+)
 from extproc.decision.ticket import Ticket
 from extproc.desk import Desk, facts_of
 from extproc.errors import BodyTooLarge, InternalFault, KvgateError, MissingModel, Refusal
@@ -108,12 +113,7 @@ class SchedulerService:
     async def _select(self, profile: RequestProfile) -> dict[str, Message]:
         decision = await self._desk.select(profile)
         self._desk.count("selected", profile)
-        selected = pb.Selected(
-            endpoints=decision.endpoints,
-            cached_tokens=decision.cached_tokens,
-            prompt_tokens=decision.prompt_tokens,
-        )
-        return {"selected": selected}
+        return {"selected": selected_message(decision)}
 
     async def _estimate(self, profile: RequestProfile) -> dict[str, Message]:
         estimate = await self._desk.estimate(profile)

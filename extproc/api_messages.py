@@ -27,6 +27,18 @@ def admitted_message(decision: Decision, *, holds: bool) -> pb.Admitted:
         degraded=decision.degraded,
         max_output_tokens=decision.max_output_tokens,
         model=decision.model,
+        cache_salt=decision.cache_salt,
+        priority=decision.engine_priority,
+    )
+
+
+def selected_message(decision: Decision) -> pb.Selected:
+    """Workers for a request that is admitted elsewhere."""
+    return pb.Selected(
+        endpoints=decision.endpoints,
+        cached_tokens=decision.cached_tokens,
+        prompt_tokens=decision.prompt_tokens,
+        cache_salt=decision.cache_salt,
     )
 
 

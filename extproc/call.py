@@ -18,9 +18,10 @@ from extproc.desk import Desk, facts_of, shutting_down
 from extproc.errors import InternalFault, Refusal
 from extproc.fleet.worker import engine_error
 from extproc.replies import ProcessingResponse
-from extproc.request.limits import replace_model, shorten_output
+from extproc.request.limits import engine_members, output_caps
 from extproc.request.profile import RequestProfile
 from extproc.request.reader import read_request
+from extproc.request.splice import edit_top_level
 from extproc.stream import Arrived, ProtocolViolation, RequestStream, ResponseStarted
 
 logger = logging.getLogger("kvgate.requests")
@@ -131,7 +132,7 @@ class Call:
         ticket = self._ticket = await desk.arrive(profile)
         decision = await desk.turn(ticket)
         self._count("allowed")
-        return self._stream.answer(decision, _degraded_body(event, profile, decision))
+        return self._stream.answer(decision, _engine_body(event, profile, decision))
 
     def _response_started(self, event: ResponseStarted) -> list[ProcessingResponse]:
         desk, ticket = self._desk, self._ticket
@@ -159,16 +160,16 @@ class Call:
         logger.info("request", extra={"facts": facts})
 
 
-def _degraded_body(event: Arrived, profile: RequestProfile, decision: Decision) -> bytes | None:
-    """The body that a degraded request sends in place of the client's; None changes nothing."""
-    if event.body is None:
-        return None
+def _engine_body(event: Arrived, profile: RequestProfile, decision: Decision) -> bytes | None:
+    """The body that the worker gets in place of the client's; None changes nothing."""
     body = event.body
+    if not body:
+        return None
+    changes: dict[str, bytes | None] = {}
     if decision.max_output_tokens is not None:
-        body = shorten_output(body, profile.endpoint, decision.max_output_tokens)
-    if decision.model is not None:
-        body = replace_model(body, decision.model)
-    return None if body is event.body else body
+        changes |= output_caps(body, profile.endpoint, decision.max_output_tokens)
+    changes |= engine_members(decision.model, decision.cache_salt, decision.engine_priority)
+    return edit_top_level(body, changes) if changes else None
 
 
 def _client_headers(ticket: Ticket, decision: Decision, shown: bool) -> list[tuple[str, str]]:

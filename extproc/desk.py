@@ -76,12 +76,13 @@ class Desk:
         steps: tuple[str, ...] = ()
         served = scheduler.model_for(profile)
         while True:
-            prompts = await self.cold_text.keys(served.keyer, profile)
+            isolated = served.trust.isolate(profile)
+            prompts = await self.cold_text.keys(served.keyer, isolated)
             now = self.clock()
             try:
                 ticket = scheduler.arrive(
                     served,
-                    profile,
+                    isolated,
                     prompts,
                     now,
                     arrived_at=began_at,
@@ -128,6 +129,7 @@ class Desk:
         if self.closing:
             raise shutting_down()
         served = self.scheduler.model_for(profile)
+        profile = served.trust.isolate(profile)
         prompts = await self.cold_text.keys(served.keyer, profile)
         return self.scheduler.select(served, profile, prompts, self.clock())
 
@@ -138,6 +140,7 @@ class Desk:
             Refusal: no pool or no worker could serve it.
         """
         served = self.scheduler.model_for(profile)
+        profile = served.trust.isolate(profile)
         prompts = await self.cold_text.keys(served.keyer, profile)
         return self.scheduler.estimate(served, profile, prompts, self.clock())
 

@@ -74,6 +74,13 @@ class MissingModel(BadRequest):
     code = "missing_model"
 
 
+class UneditableBody(BadRequest):
+    """The pool keeps tenants apart, and this body is no plain JSON object that a salt could
+    be put into."""
+
+    code = "uneditable_body"
+
+
 class InvalidIdentity(BadRequest):
     """A header about tenant, lane or times is wrong; ``param`` names it."""
 
@@ -176,6 +183,7 @@ REFUSALS: tuple[type[Refusal], ...] = (
     InvalidJson,
     InvalidRequest,
     MissingModel,
+    UneditableBody,
     InvalidIdentity,
     UnknownTenant,
     ModelNotFound,

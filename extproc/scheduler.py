@@ -68,6 +68,7 @@ class Scheduler:
         self._tickets: dict[str, Ticket] = {}
         self._recent: OrderedDict[str, Ticket] = OrderedDict()
         self._by_name: dict[str, ServedModel] = {}
+        self._early: list[Ticket] = []
         self._scaled_at = now
         for pool_policy in policy.pools:
             pool = Pool(pool_policy, policy.reports, now)
@@ -144,6 +145,9 @@ class Scheduler:
         self._tickets[ticket.id] = ticket
         if ticket.lease is not None:
             self._route(ticket, route, now)
+        elif not self.admission.has_expired(now):
+            # Its turn may come at once: it then keeps others from what it waits for.
+            self._early = [each for each in self._dispatch(now) if each is not ticket]
         return ticket
 
     def response_started(
@@ -460,7 +464,7 @@ class Scheduler:
         Raises:
             ServeInstead: the step is another model.
         """
-        if step.lane is None and not ticket.profile.editable:
+        if step.lane is None and not ticket.profile.degradable:
             return False
         if step.max_output_tokens is not None:
             cap = ticket.profile.max_output_tokens
@@ -487,7 +491,8 @@ class Scheduler:
     def _dispatch(self, now: float) -> list[Ticket]:
         """Run whoever is next while quota and workers have room; who waited too long is refused."""
         admission = self.admission
-        woken = [self._refuse(demand.id, refusal) for demand, refusal in admission.expired(now)]
+        woken, self._early = self._early, []
+        woken += [self._refuse(demand.id, refusal) for demand, refusal in admission.expired(now)]
         progress = admission.waiting > 0
         while progress:
             progress, claimed = False, admission.claimed()
@@ -561,17 +566,21 @@ class Scheduler:
             ticket.watched_pick = pool.worker_at(route.watched.columns[0]).address
 
     def _decision(self, ticket: Ticket, route: Route, now: float) -> Decision:
-        demand, pool = ticket.demand, ticket.served.pool
+        demand, pool, profile = ticket.demand, ticket.served.pool, ticket.profile
+        lane = demand.lane if demand else ""
+        priority = pool.policy.engine_priority.get(lane) if profile.editable else None
         return Decision(
             id=ticket.id,
             endpoints=tuple([pool.worker_at(column).address for column in route.columns]),
             cached_tokens=route.cached_tokens,
             prompt_tokens=route.prompt_tokens,
             queue_wait_s=now - ticket.arrived_at,
-            lane=demand.lane if demand else "",
+            lane=lane,
             degraded=tuple(ticket.steps),
             max_output_tokens=ticket.cap_tokens,
-            model=ticket.profile.model if ticket.changed_model else None,
+            model=profile.model if ticket.changed_model else None,
+            cache_salt=profile.cache_salt if profile.isolated else None,
+            engine_priority=priority,
         )
 
     def _credit(self, ticket: Ticket, worker: Worker) -> None:

@@ -48,6 +48,7 @@ def test_contention_is_429_and_absence_503_and_both_can_be_retried() -> None:
         "invalid_json": (400, False),
         "invalid_request": (400, False),
         "missing_model": (400, False),
+        "uneditable_body": (400, False),
         "invalid_identity": (400, False),
         "unknown_tenant": (401, False),
         "model_not_found": (404, False),

@@ -34,6 +34,7 @@ COMPLAINTS = {
     "empty_adapter": "pools.0.adapters.0: String should have at least 1 character",
     "empty_alias": "pools.0.aliases.0: String should have at least 1 character",
     "empty_model_name": "pools.0.model: String should have at least 1 character",
+    "engine_priority_of_some_lanes": "engine_priority of 'llama' needs the lanes batch, online",
     "fallback_to_an_unknown_model": "rule 'a' falls back to unknown 'lama'",
     "fewer_workers_than_the_floor": "scaling: Value error, needs min_workers <= max_workers",
     "infinite_weight": "pools.0.routing.weights.running: Input should be a finite number",
@@ -71,6 +72,13 @@ COMPLAINTS = {
     "tenant_of_an_unknown_class": "tenant 'acme' is of unknown class 'gold'",
     "tenant_twice": "tenant 'acme' is defined twice",
     "tenant_with_an_unknown_lane": "tenant 'acme' uses lane 'urgent', which is not among",
+    "trust_key_file_missing": "pools.0.trust.key_file: No such file or directory",
+    "trust_key_file_not_utf8": "pools.0.trust.key_file: not UTF-8",
+    "trust_key_file_of_no_key": "pools.0.trust.key_file: the key has fewer than 16 bytes",
+    "trust_key_too_short": "pools.0.trust: Value error, the key has fewer than 16 bytes",
+    "trust_of_a_tenant_in_two_groups": "tenant 'acme' is in 'a' and 'b'",
+    "trust_with_two_keys": "pools.0.trust: Value error, needs exactly one of key, key_file",
+    "trust_without_a_key": "pools.0.trust: Value error, needs exactly one of key, key_file",
     "unknown_field": "pools.0.colour: Extra inputs are not permitted (got 'red')",
     "unknown_version": "version: Input should be less than or equal to 1 (got 2)",
     "worker_by_name": "'gpu-1:8000' is not ip:port",
@@ -100,11 +108,13 @@ class TestBadPolicies:
         """SE3: a key put where its hash belongs, or a secret of the wrong type."""
         bad = {"api_key_hash_secret": ["SECRET-CANARY"], "tenant": [{"api_key": ["X-Canary"]}]}
         for data in (yaml.safe_load((BAD / "api_key_in_clear.yaml").read_text()),
-                     {"pools": [{"model": "m"}], "identity": bad}):  # fmt: skip
+                     {"pools": [{"model": "m"}], "identity": bad},
+                     {"pools": [{"model": "m", "trust": {"key": ["SECRET"]}}]}):  # fmt: skip
             with pytest.raises(PolicyError) as caught:
                 parse_policy(data)
             assert "SECRET" not in str(caught.value)
-        assert "X-Canary" in str(caught.value), "names of headers are no secret"
+            named = "X-Canary" in str(caught.value)
+            assert named is ("tenant" in data.get("identity", {})), "names of headers are no secret"
 
     def test_every_wrong_field_gets_a_line(self) -> None:
         pools = [{"model": ""}, {"model": "m"}]
@@ -170,6 +180,18 @@ class TestGoodPolicies:
         policy = parse_policy({"pools": [{"model": "m"}], "identity": identity})
         assert "CANARY" not in f"{policy!r} {policy.model_dump()} {policy.model_dump_json()}"
 
+    def test_the_secret_of_salts_may_be_in_a_file_and_is_in_no_dump(self, tmp_path: Path) -> None:
+        """SE3."""
+        (tmp_path / "salt.key").write_text("SECRET-CANARY-OF-SALTS\n")
+        trust = {"isolate": "tenants", "key_file": "salt.key"}
+        path = tmp_path / "policy.yaml"
+        path.write_text(yaml.safe_dump({"pools": [{"model": "m", "trust": trust}]}))
+        policy = load_policy(path)
+        key = policy.pools[0].trust.key
+        assert key is not None
+        assert key.get_secret_value() == "SECRET-CANARY-OF-SALTS"
+        assert "CANARY" not in f"{policy!r} {policy.model_dump()} {policy.model_dump_json()}"
+
     def test_a_policy_is_frozen(self) -> None:
         policy = parse_policy({"pools": [{"model": "m"}]})
         with pytest.raises(ValidationError, match="frozen"):
@@ -214,3 +236,10 @@ class TestAddresses:
     def test_static_workers_are_kept_in_normal_form(self) -> None:
         pool = {"model": "m", "workers": ["[FD00::5]:8000"]}
         assert parse_policy({"pools": [pool]}).pools[0].workers == ("[fd00::5]:8000",)
+
+
+@pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ("shadow", "shadow")])
+def test_switches_are_read_as_yaml_writes_them(text: str, value: str) -> None:
+    """YAML takes a bare ``off`` for false."""
+    data = yaml.safe_load(f"pools: [{{model: llama}}]\nrollout: {{admission: {text}}}")
+    assert parse_policy(data).rollout.admission == value

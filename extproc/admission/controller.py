@@ -228,6 +228,11 @@ class AdmissionController:
                 ),
             )
 
+    def has_expired(self, now: float) -> bool:
+        """Whether :meth:`expired` has somebody to take out."""
+        first = self._expiries[0] if self._expiries else None
+        return bool(self._evicted) or (first is not None and first[0] <= now)
+
     def abandon(self, pool_name: str, now: float) -> list[Demand]:
         """Empty a pool's queue: nobody is left who could serve it."""
         waiting = list(self.pools[pool_name].queue)

@@ -136,8 +136,11 @@ class Lane:
         for tenant in list(self._holders):
             flow = self.flows[tenant]
             demand, verdict = flow.head(gate)
-            if demand is None or flow.deficit < demand.cost_tokens:
+            if demand is None:
                 self._holders.discard(tenant)
+            elif flow.deficit < demand.cost_tokens:
+                self._holders.discard(tenant)
+                self._pass_on(tenant)
             elif verdict is Verdict.RUN:
                 return demand
             else:
@@ -211,8 +214,10 @@ class Lane:
         return min(by_turns, self.tokens + cost_tokens)
 
     def _pass_on(self, tenant: str) -> None:
+        """The tenant's turn is over."""
+        if tenant == next(iter(self.flows)):
+            self._turn_begun = False
         self.flows.move_to_end(tenant)
-        self._turn_begun = False
 
 
 class FairQueue:

@@ -13,6 +13,7 @@ from extproc.errors import Refusal
 from extproc.fleet.pool import Pool
 from extproc.fleet.worker import Booking, Outcome
 from extproc.request.profile import RequestProfile
+from extproc.request.trust import TrustDomains
 from extproc.routing.rollout import SwitchedRouter
 from extproc.tokens.keyer import PromptKeyer, PromptKeys
 
@@ -29,6 +30,7 @@ class ServedModel:
         self.pool = pool
         self.router = router
         self.keyer = keyer
+        self.trust = TrustDomains(pool.policy.trust)
         self.level = ServiceLevel()
         self.desired = DesiredWorkers()
         self.desire: Desire | None = None
@@ -44,8 +46,8 @@ class Decision:
     """Where a request goes, and why that is expected to be good.
 
     ``endpoints`` is ordered, best first; Envoy's retries walk it. ``degraded`` lists the
-    steps that were taken instead of a refusal; ``max_output_tokens`` and ``model`` are what
-    the engine must be told of them.
+    steps that were taken instead of a refusal; ``max_output_tokens``, ``model``, ``cache_salt``
+    and ``engine_priority`` are what the engine must be told, None: what the client sent.
     """
 
     id: str
@@ -57,6 +59,8 @@ class Decision:
     degraded: tuple[str, ...] = ()
     max_output_tokens: int | None = None
     model: str | None = None
+    cache_salt: str | None = None
+    engine_priority: int | None = None
 
 
 class Freed(Enum):

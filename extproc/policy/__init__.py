@@ -41,6 +41,7 @@ from extproc.policy.routing import (
     WarmupPolicy,
 )
 from extproc.policy.scaling import ScalingPolicy
+from extproc.policy.trust import TrustPolicy
 
 __all__ = [
     "POOL_RULE",
@@ -74,6 +75,7 @@ __all__ = [
     "TenantSource",
     "Term",
     "TokenizationPolicy",
+    "TrustPolicy",
     "WarmupPolicy",
     "load_policy",
     "normal_address",

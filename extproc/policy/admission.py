@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from extproc.policy.base import (
     ModelName,
@@ -26,8 +26,9 @@ POOL_RULE = "pool"
 class PoolAdmissionPolicy(Section):
     """The pool's own limits: a quota rule named `pool` that matches all its requests."""
 
-    max_concurrency: PositiveInt = 1_024
-    """Requests of this pool running at once, over all workers."""
+    max_concurrency: PositiveInt | None = None
+    """Requests of this pool running at once, over all workers; the workers' own room is
+    asked in any case."""
     max_queue: NonNegativeInt = 512
     """Requests that may wait; 0 never queues."""
     max_queue_bytes: PositiveInt = 1_073_741_824
@@ -201,14 +202,22 @@ class AdmissionPolicy(Section):
         return self
 
 
+def _switch(value: object) -> object:
+    """YAML reads a bare ``on`` as true."""
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["on", "off", "shadow"], BeforeValidator(_switch)]
+
+
 class RolloutPolicy(Section):
     """What acts, what only watches. Meant to be switched on in this order."""
 
-    admission: Literal["on", "off", "shadow"] = "on"
+    admission: Switch = "on"
     """`off`: every request runs at once. `shadow`: decided and counted, never acted on."""
-    cache_routing: Literal["on", "off", "shadow"] = "on"
+    cache_routing: Switch = "on"
     """`off`: load alone routes. `shadow`: the cache-aware pick is logged and not used."""
-    scaling: Literal["on", "off", "shadow"] = "on"
+    scaling: Switch = "on"
     """`off`: no desired number of workers. `shadow`: shown by the API, not as the metric
     that autoscalers read."""
 

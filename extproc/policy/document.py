@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import PolicyError
@@ -23,6 +23,7 @@ from extproc.policy.identity import (
 from extproc.policy.pool import PoolPolicy
 from extproc.policy.reports import ReportPolicy
 from extproc.policy.requests import RequestPolicy, TokenizationPolicy
+from extproc.policy.trust import TrustPolicy, check_key
 
 
 class Policy(Section):
@@ -75,6 +76,15 @@ class Policy(Section):
         return self
 
     @model_validator(mode="after")
+    def _engine_priorities_cover_all_lanes(self) -> Self:
+        lanes = {lane.name for lane in self.admission.lanes}
+        for pool in self.pools:
+            if pool.engine_priority and pool.engine_priority.keys() != lanes:
+                wanted = ", ".join(sorted(lanes))
+                raise ValueError(f"engine_priority of {pool.model!r} needs the lanes {wanted}")
+        return self
+
+    @model_validator(mode="after")
     def _tenants_fit(self) -> Self:
         lanes = [lane.name for lane in self.admission.lanes]
         check_tenants(self.tenants, self.tenant_classes, self.identity.objectives, lanes)
@@ -117,7 +127,7 @@ def load_policy(path: Path) -> Policy:
 
 
 def parse_policy(data: Any, *, base: Path | None = None, source: str = "policy") -> Policy:
-    """Validate policy data that YAML has already decoded.
+    """Validate policy data that YAML has already decoded; secrets in files are read.
 
     Raises:
         PolicyError: one line for each wrong field.
@@ -126,15 +136,35 @@ def parse_policy(data: Any, *, base: Path | None = None, source: str = "policy")
         policy = Policy.model_validate(data)
     except ValidationError as error:
         raise PolicyError("\n".join(_complaints(error, source))) from error
-    if base is None:
-        return policy
-    pools = tuple(pool.model_copy(update=_absolute(pool, base)) for pool in policy.pools)
-    return policy.model_copy(update={"pools": pools})
+    pools = []
+    for number, pool in enumerate(policy.pools):
+        place = f"{source}: pools.{number}.trust.key_file"
+        changes = {"trust": _with_key(pool.trust, base or Path(), place)}
+        pools.append(pool.model_copy(update=changes | _absolute(pool, base)))
+    return policy.model_copy(update={"pools": tuple(pools)})
 
 
-def _absolute(pool: PoolPolicy, base: Path) -> dict[str, Path]:
+def _absolute(pool: PoolPolicy, base: Path | None) -> dict[str, Any]:
     paths = {"tokenizer": pool.tokenizer, "chat_template": pool.chat_template}
+    if base is None:
+        return {}
     return {name: (base / path).resolve() for name, path in paths.items() if path is not None}
+
+
+def _with_key(trust: TrustPolicy, base: Path, place: str) -> TrustPolicy:
+    """Trust with the secret that its file holds."""
+    if trust.key_file is None:
+        return trust
+    try:
+        key = SecretStr((base / trust.key_file).read_text(encoding="utf-8").strip())
+        check_key(key)
+    except OSError as error:
+        raise PolicyError(f"{place}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise PolicyError(f"{place}: not UTF-8") from None
+    except ValueError as error:
+        raise PolicyError(f"{place}: {error}") from None
+    return trust.model_copy(update={"key": key})
 
 
 def _misread(error: Exception) -> str:
@@ -151,7 +181,8 @@ def _complaints(error: ValidationError, source: str) -> list[str]:
     for item in error.errors():
         field = ".".join(str(part) for part in item["loc"]) or "(top level)"
         given = item["input"]
-        hidden = "api_key_" in field or isinstance(given, dict | list | BaseModel)
+        secret = "api_key_" in field or field.endswith("trust.key")
+        hidden = secret or isinstance(given, dict | list | BaseModel)
         shown = "" if hidden else f" (got {given!r})"
         lines.append(f"{source}: {field}: {item['msg']}{shown}")
     return lines

@@ -7,11 +7,14 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from extproc.policy.admission import PoolAdmissionPolicy
+from extproc.policy.admission import PoolAdmissionPolicy, RuleName
 from extproc.policy.base import Address, ModelName, Section
 from extproc.policy.cache import DigestPolicy, OverlayPolicy
 from extproc.policy.routing import RoutingPolicy
 from extproc.policy.scaling import ScalingPolicy
+from extproc.policy.trust import TrustPolicy
+
+EnginePriority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 
 class PoolPolicy(Section):
@@ -39,6 +42,12 @@ class PoolPolicy(Section):
     """What routing itself expects in the caches."""
     routing: RoutingPolicy = RoutingPolicy()
     """How a worker is chosen."""
+    trust: TrustPolicy = TrustPolicy()
+    """Who may share cached prefixes."""
+    engine_priority: dict[RuleName, EnginePriority] = Field(default_factory=dict)
+    """vLLM's `priority` for each lane, lower first, where the engine runs with
+    `--scheduling-policy priority`: `{online: 0, batch: 10}`. Replaces what clients send; without
+    any, bodies keep theirs."""
     admission: PoolAdmissionPolicy = PoolAdmissionPolicy()
     """How much may run and wait."""
     scaling: ScalingPolicy = ScalingPolicy()

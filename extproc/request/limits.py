@@ -1,4 +1,4 @@
-"""What kvgate changes in a body: the cap on the answer's length, and the model's name."""
+"""What kvgate changes in a body: the cap on the answer's length, model, salt, priority."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import msgspec
 
 from extproc.request.openai import decode
 from extproc.request.profile import Endpoint
-from extproc.request.splice import edit_top_level
 
 OUTPUT_CAPS: Mapping[Endpoint, tuple[str, ...]] = {
     Endpoint.CHAT: ("max_completion_tokens", "max_tokens"),
@@ -24,28 +23,24 @@ class _Least(msgspec.Struct):
     min_tokens: Any = None
 
 
-def shorten_output(body: bytes, endpoint: Endpoint, tokens: int) -> bytes:
-    """The body with its output capped at ``tokens``, in every field that an engine may read.
+def output_caps(body: bytes, endpoint: Endpoint, tokens: int) -> dict[str, bytes]:
+    """Members that cap the output at ``tokens``, every one that an engine may read.
 
     A ``min_tokens`` above that comes down with it, as engines refuse the pair otherwise.
 
     Raises:
         InvalidJson, InvalidRequest: the body is no JSON object.
     """
-    changes: dict[str, bytes | None] = dict.fromkeys(OUTPUT_CAPS.get(endpoint, ()), b"%d" % tokens)
-    if not changes:
-        return body
-    if b"min_tokens" in body:
+    cap = b"%d" % tokens
+    changes = dict.fromkeys(OUTPUT_CAPS.get(endpoint, ()), cap)
+    if changes and b"min_tokens" in body:
         least = decode(body, _Least).min_tokens
         if isinstance(least, int | float) and least > tokens:
-            changes["min_tokens"] = b"%d" % tokens
-    return edit_top_level(body, changes)
+            changes["min_tokens"] = cap
+    return changes
 
 
-def replace_model(body: bytes, name: str) -> bytes:
-    """The body with another model's name.
-
-    Raises:
-        InvalidJson, InvalidRequest: the body is no JSON object.
-    """
-    return edit_top_level(body, {"model": msgspec.json.encode(name)})
+def engine_members(model: str | None, salt: str | None, priority: int | None) -> dict[str, bytes]:
+    """Members by which the engine is told another model, cache salt or priority."""
+    told = {"model": model, "cache_salt": salt, "priority": priority}
+    return {name: msgspec.json.encode(value) for name, value in told.items() if value is not None}

@@ -76,9 +76,10 @@ class RequestProfile:
 
     ``model`` is None only where the body names none and the path needs none. ``counted``
     is False for requests without a body (model lists, health pages): they are booked on
-    their worker but take no part in admission. ``editable``: the body is plain JSON, whose
-    members may be changed on the way. ``session`` is the client's session id, ``subset``
-    the addresses or ips that the gateway allows, None for all.
+    their worker but take no part in admission. ``editable``: the body is a plain JSON object,
+    whose members may be changed on the way; ``isolated``: ``cache_salt`` is kvgate's and must
+    get there. ``session`` is the client's session id, ``subset`` the addresses or ips that the
+    gateway allows, None for all.
     """
 
     endpoint: Endpoint
@@ -90,6 +91,12 @@ class RequestProfile:
     counted: bool = True
     body_bytes: int = 0
     editable: bool = False
+    isolated: bool = False
     identity: Identity = DEFAULT_IDENTITY
     session: str = ""
     subset: frozenset[str] | None = None
+
+    @property
+    def degradable(self) -> bool:
+        """Whether kvgate knows which members say how long the answer is, and by which model."""
+        return self.editable and self.endpoint is not Endpoint.PASS

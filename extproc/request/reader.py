@@ -65,21 +65,27 @@ def read_request(
     )
     if plain is None:
         return RequestProfile(Endpoint.PASS, body_bytes=len(body), identity=identity)
+    encoded = headers.get("content-encoding", "").strip().lower() not in ("", "identity")
     if read is None:
+        is_object, model = _model_hint(plain)
         return RequestProfile(
-            Endpoint.PASS, model=_model_hint(plain), body_bytes=len(body), identity=identity
+            Endpoint.PASS,
+            model=model,
+            body_bytes=len(body),
+            editable=is_object and not encoded,
+            identity=identity,
         )
     profile = read(plain)
     if not profile.model:
         raise MissingModel("The request body must name a 'model'.", param="model")
-    encoded = headers.get("content-encoding", "").strip().lower() not in ("", "identity")
     session = headers.get(SESSION_HEADER, "")
     return replace(profile, identity=identity, editable=not encoded, session=session)
 
 
-def _model_hint(body: bytes) -> str | None:
+def _model_hint(body: bytes) -> tuple[bool, str | None]:
+    """Whether the body is a JSON object, and the model that it names."""
     try:
         model = decode(body, ModelOnly).model
     except (InvalidJson, InvalidRequest):
-        return None
-    return model if isinstance(model, str) else None
+        return False, None
+    return True, model if isinstance(model, str) else None

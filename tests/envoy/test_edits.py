@@ -14,8 +14,9 @@ import pytest
 from extproc.envoy_config import BodyMode
 from extproc.policy import parse_policy
 from extproc.request.identity import Identity, IdentityReader
-from extproc.request.limits import replace_model, shorten_output
+from extproc.request.limits import engine_members, output_caps
 from extproc.request.profile import Endpoint
+from extproc.request.splice import edit_top_level
 from tests.envoy.rig import StreamProcessor, rig
 
 BOTH = pytest.mark.parametrize("body_mode", ["full_duplex", "buffered"])
@@ -32,11 +33,12 @@ def header(told: dict[str, Any], name: str) -> list[str]:
 
 
 def longer(body: bytes) -> bytes:
-    return replace_model(shorten_output(body, Endpoint.CHAT, 16), "m" * 70_000)
+    caps = output_caps(body, Endpoint.CHAT, 16)
+    return edit_top_level(body, caps | engine_members("m" * 70_000, None, None))
 
 
 def shorter(body: bytes) -> bytes:
-    return replace_model(body, "")
+    return edit_top_level(body, engine_members("", None, None))
 
 
 def one_byte(_: bytes) -> bytes:

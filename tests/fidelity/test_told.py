@@ -10,7 +10,16 @@ import pytest
 
 from tests.fidelity.conftest import Book
 from tests.fidelity.subject import Json, Subject
-from tests.fidelity.test_answers import CHAT, COMPLETIONS, EXACT, HELLO, MESSAGES, RESPONSES, USAGE
+from tests.fidelity.test_answers import (
+    CHAT,
+    COMPLETIONS,
+    EXACT,
+    HELLO,
+    MESSAGES,
+    RESPONSES,
+    SAMPLED,
+    USAGE,
+)
 from tests.support.system import MODEL
 from workers.event_socket import EventSocket
 from workers.request_events import Ended, Event, FirstChunk, Hello, Started
@@ -24,7 +33,7 @@ REQUESTS: dict[str, tuple[str, Json]] = {
     "streamed chat with usage": (CHAT, {"messages": HELLO, "stream": True, **EXACT, **USAGE}),
     "completion": (COMPLETIONS, {"prompt": list(range(5, 105)), **EXACT}),
     "the same completion": (COMPLETIONS, {"prompt": list(range(5, 105)), **EXACT}),
-    "completion of two choices": (COMPLETIONS, {"prompt": "a b", "n": 2, **EXACT, "seed": 1}),
+    "completion of two choices": (COMPLETIONS, {"prompt": "a b", "n": 2, **SAMPLED}),
     "response": (RESPONSES, {"input": "Hello?", "max_output_tokens": 6}),
     "streamed response": (RESPONSES, {"input": "Hello?", "max_output_tokens": 6, "stream": True}),
     "message": (MESSAGES, {"messages": HELLO[1:], "max_tokens": 6}),
@@ -61,7 +70,7 @@ class Heard:
         return {
             "endpoint": started.endpoint,
             "first chunks": len(self.of(FirstChunk)),
-            "lease": (started.lease, end.lease),
+            "leases": (started.lease, end.lease),
             "status": end.status,
             "error": end.error.value,
             "streamed": end.streamed,
@@ -90,7 +99,7 @@ async def test_a_request_is_told(subject: Subject, book: Book, heard: Heard, nam
     facts = heard.facts(await heard.ended())
     if name in ("chat", "streamed chat with usage", "message", "response", "streamed response"):
         facts["cached"] = facts["cached"] is not None  # it depends on what ran before
-    book.compare(f"told of a {name}", facts)
+    book.compare(f"told: {name}", facts)
     assert heard.socket.in_flight == 0
 
 
@@ -107,5 +116,5 @@ async def test_a_client_that_leaves_is_told(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     facts = heard.facts(await heard.ended())
-    book.compare(f"told of a client that leaves{', streamed' if stream else ''}", facts)
+    book.compare(f"told: a client that leaves{', streamed' if stream else ''}", facts)
     assert heard.socket.in_flight == 0

@@ -7,9 +7,10 @@ import pytest
 
 from extproc.errors import InvalidJson, InvalidRequest
 from extproc.policy import RequestPolicy
-from extproc.request.limits import OUTPUT_CAPS, replace_model, shorten_output
+from extproc.request.limits import OUTPUT_CAPS, engine_members, output_caps
 from extproc.request.profile import Endpoint, RequestProfile
 from extproc.request.reader import read_request
+from extproc.request.splice import edit_top_level
 
 PATHS = {
     Endpoint.CHAT: "/v1/chat/completions",
@@ -21,6 +22,14 @@ PATHS = {
 
 def read(endpoint: Endpoint, body: bytes) -> RequestProfile:
     return read_request({":path": PATHS[endpoint]}, body, RequestPolicy())
+
+
+def shorten_output(body: bytes, endpoint: Endpoint, tokens: int) -> bytes:
+    return edit_top_level(body, output_caps(body, endpoint, tokens))
+
+
+def replace_model(body: bytes, name: str) -> bytes:
+    return edit_top_level(body, engine_members(name, None, None))
 
 
 def shortened(endpoint: Endpoint, **fields: Any) -> dict[str, Any]:
@@ -58,7 +67,7 @@ class TestShortening:
 
     @pytest.mark.parametrize("endpoint", [Endpoint.EMBEDDINGS, Endpoint.PASS])
     def test_what_generates_nothing_is_left_alone(self, endpoint: Endpoint) -> None:
-        assert shorten_output(b"\x1f\x8b", endpoint, 50) == b"\x1f\x8b"
+        assert output_caps(b"\x1f\x8b", endpoint, 50) == {}
 
     @pytest.mark.parametrize(
         ("body", "refusal"), [(b"\x1f\x8b", InvalidJson), (b"[]", InvalidRequest)]

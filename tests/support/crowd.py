@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -89,7 +90,7 @@ class Crowd:
         """Let time pass: requests end, workers report, who waited has its turn."""
         step_s = 0.05
         while self.now < end_s:
-            next_end = self._running[0][0] if self._running else end_s
+            next_end = self._running[0][0] if self._running else math.inf
             if next_end <= self.now + step_s:
                 self.now, _, ticket = heapq.heappop(self._running)
                 self._woken(self.scheduler.finish(ticket, self.now))

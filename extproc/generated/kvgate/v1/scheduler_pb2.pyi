@@ -69,7 +69,7 @@ class AdmitResponse(_message.Message):
     def __init__(self, admitted: _Optional[_Union[Admitted, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., estimate: _Optional[_Union[Estimate, _Mapping]] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("lease", "endpoints", "cached_tokens", "prompt_tokens", "queue_wait_s", "lane", "degraded", "max_output_tokens", "model")
+    __slots__ = ("lease", "endpoints", "cached_tokens", "prompt_tokens", "queue_wait_s", "lane", "degraded", "max_output_tokens", "model", "cache_salt", "priority")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,8 @@ class Admitted(_message.Message):
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     lease: str
     endpoints: _containers.RepeatedScalarFieldContainer[str]
     cached_tokens: int
@@ -88,7 +90,9 @@ class Admitted(_message.Message):
     degraded: _containers.RepeatedScalarFieldContainer[str]
     max_output_tokens: int
     model: str
-    def __init__(self, lease: _Optional[str] = ..., endpoints: _Optional[_Iterable[str]] = ..., cached_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., queue_wait_s: _Optional[float] = ..., lane: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., max_output_tokens: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+    cache_salt: str
+    priority: int
+    def __init__(self, lease: _Optional[str] = ..., endpoints: _Optional[_Iterable[str]] = ..., cached_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., queue_wait_s: _Optional[float] = ..., lane: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., max_output_tokens: _Optional[int] = ..., model: _Optional[str] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "http_status", "message", "type", "param", "reason", "retryable", "retry_after_ms")
@@ -119,14 +123,16 @@ class SelectWorkerResponse(_message.Message):
     def __init__(self, selected: _Optional[_Union[Selected, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
 class Selected(_message.Message):
-    __slots__ = ("endpoints", "cached_tokens", "prompt_tokens")
+    __slots__ = ("endpoints", "cached_tokens", "prompt_tokens", "cache_salt")
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     endpoints: _containers.RepeatedScalarFieldContainer[str]
     cached_tokens: int
     prompt_tokens: int
-    def __init__(self, endpoints: _Optional[_Iterable[str]] = ..., cached_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, endpoints: _Optional[_Iterable[str]] = ..., cached_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("status", "endpoint", "ttft_s", "prompt_tokens", "output_tokens", "cached_tokens")
