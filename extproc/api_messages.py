@@ -29,6 +29,7 @@ def admitted_message(decision: Decision, *, holds: bool) -> pb.Admitted:
         model=decision.model,
         cache_salt=decision.cache_salt,
         priority=decision.engine_priority,
+        prefiller=decision.prefiller,
     )
 
 

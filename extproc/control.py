@@ -38,6 +38,7 @@ SERVICE = "kvgate.v1.Fleet"
 _MAX_NAME_CHARS = 256
 _MAX_ADAPTERS = 1_024
 _MAX_HOT_PREFIXES = 64
+_MAX_LABELS = 32
 _STATES = {
     agent_pb2.WORKER_STATE_STARTING: WorkerState.STARTING,
     agent_pb2.WORKER_STATE_READY: WorkerState.READY,
@@ -127,8 +128,8 @@ class FleetService:
             while (message := await context.read()) is not grpc.aio.EOF:
                 if self._streams.get(worker.address) is not context:
                     await context.abort(grpc.StatusCode.ABORTED, "a newer stream took over")
-                if (resync := self._take(served, worker, message)) is not None:
-                    await context.write(resync)
+                if (answer := self._take(served, worker, message)) is not None:
+                    await context.write(answer)
         finally:
             if self._streams.get(worker.address) is context:
                 del self._streams[worker.address]
@@ -153,6 +154,10 @@ class FleetService:
             max_running=hello.max_running,
             sends_digests=hello.kv_events,
             engine=hello.engine[:_MAX_NAME_CHARS],
+            labels={
+                name[:_MAX_NAME_CHARS]: value[:_MAX_NAME_CHARS]
+                for name, value in islice(hello.labels.items(), _MAX_LABELS)
+            },
         )
         worker = self._scheduler.hello(served, introduction, self._clock())
         if worker is None:
@@ -187,10 +192,19 @@ class FleetService:
         self._metrics.of(served.pool.policy.model).count_outcome(outcome.error.value)
         self._wake(self._scheduler.outcome(served, worker, outcome, now))
 
+    def _take_hot(
+        self, served: ServedModel, worker: Worker, hot: tuple[tuple[int, int], ...], now: float
+    ) -> agent_pb2.SchedulerMessage | None:
+        surplus = self._scheduler.hot(served, worker, hot, now)
+        if not surplus:
+            return None
+        self._metrics.replica_advice.labels(served.name).inc(len(surplus))
+        return agent_pb2.SchedulerMessage(advice=agent_pb2.ReplicaAdvice(surplus_keys=surplus))
+
     def _take(
         self, served: ServedModel, worker: Worker, message: agent_pb2.AgentMessage
     ) -> agent_pb2.SchedulerMessage | None:
-        """Apply one message; the resync to send if it does not fit."""
+        """Apply one message; what to answer, a resync if it does not fit."""
         now = self._clock()
         kind = message.WhichOneof("kind")
         if served.pool.workers.get(worker.address) is not worker:
@@ -204,7 +218,7 @@ class FleetService:
                     self._take_outcome(served, worker, _outcome(outcome), now)
             elif kind == "hot":
                 pairs = zip(message.hot.keys, message.hot.counts, strict=False)
-                served.pool.take_hot(worker, tuple(islice(pairs, _MAX_HOT_PREFIXES)))
+                return self._take_hot(served, worker, tuple(islice(pairs, _MAX_HOT_PREFIXES)), now)
             elif kind == "snapshot":
                 self._scheduler.snapshot(
                     served, worker, _snapshot(message.snapshot), now, _tier(message.snapshot.tier)

@@ -55,6 +55,8 @@ from extproc.policy import normal_address, parse_address
 BodyMode: TypeAlias = Literal["full_duplex", "buffered"]
 
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
+PREFILLER_HEADER = "x-prefiller-host-port"
+"""Address that a worker's sidecar calls."""
 STRIPPED_PREFIXES = ("x-kvgate-", "x-llm-d-", "x-gateway-inference-")
 """Headers that steer kvgate, by its own names and by the Endpoint Picker's conventions."""
 PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -279,6 +281,7 @@ def _strip_client_headers(settings: EnvoySettings) -> core.TypedExtensionConfig:
     stripped = [
         matcher.StringMatcher(prefix="x-envoy-"),
         matcher.StringMatcher(prefix=DESTINATION_HEADER),
+        matcher.StringMatcher(exact=PREFILLER_HEADER),
         *(_all_but(settings.client_headers, prefix) for prefix in STRIPPED_PREFIXES),
     ]
     mutations = [

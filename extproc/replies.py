@@ -33,6 +33,10 @@ MAX_PIECE_BYTES = 62_000
 DESTINATION = "x-gateway-destination-endpoint"
 METADATA_NAMESPACE = "envoy.lb"
 LEASE = "x-kvgate-lease"
+PREFILLER = "x-prefiller-host-port"
+"""Who computes the prompt, for the sidecar of the worker that answers it. Whoever sends it
+chooses an address that the sidecar calls: a client's never passes."""
+
 REFUSAL = "x-kvgate-refusal"
 """Code of a refusal."""
 
@@ -186,9 +190,14 @@ def error_body(refusal: Refusal) -> bytes:
 
 def _set(headers: Iterable[tuple[str, str]], destination: str | None) -> CommonResponse:
     options = [_option(name, value) for name, value in headers]
+    remove = []
     if destination is not None:
         options.append(_option(DESTINATION, destination))
-    return CommonResponse(header_mutation=HeaderMutation(set_headers=options))
+        if all(option.header.key != PREFILLER for option in options):
+            remove.append(PREFILLER)
+    return CommonResponse(
+        header_mutation=HeaderMutation(set_headers=options, remove_headers=remove)
+    )
 
 
 def _option(name: str, value: str) -> HeaderValueOption:

@@ -181,8 +181,13 @@ class Scheduler:
                 pool.suspect(failed, now)
         self._rebook(ticket, served_by, now)
         pool.response_started(ticket.booking, at, status=status, error=error)
+        if ticket.prefill is not None:
+            pool.release(ticket.prefill)
         if status < 400 and ticket.demand is not None:
             ticket.served.level.first_token(at - ticket.arrived_at, self._budget_s(ticket), now)
+            if ticket.lease is not None:
+                prefill_s = pool.prefill_s(ticket.demand.uncached_tokens)
+                ticket.served.lateness.observe(prefill_s, at - ticket.lease.granted_at)
         return self._dispatch(now)
 
     def finish(self, ticket: Ticket, now: float) -> list[Ticket]:
@@ -336,6 +341,13 @@ class Scheduler:
         """
         served.pool.delta(worker, delta, now, tier)
 
+    def hot(
+        self, served: ServedModel, worker: Worker, hot: tuple[tuple[int, int], ...], now: float
+    ) -> list[int]:
+        """A worker's hottest prefixes; returns those that it need not keep: others do."""
+        served.pool.take_hot(worker, hot)
+        return served.router.by_policy.surplus(worker.column, [key for key, _ in hot], now)
+
     # -- time and change ----------------------------------------------------------------
 
     def tick(self, now: float) -> list[Ticket]:
@@ -407,7 +419,7 @@ class Scheduler:
             uncached_tokens=uncached_tokens,
             output_tokens=self._output_tokens(ticket, identity.lane, prompt_tokens),
             arrived_at=arrived_at,
-            prefill_s=served.pool.prefill_s(uncached_tokens),
+            prefill_s=served.pool.prefill_s(uncached_tokens) + served.lateness.margin_s,
             body_bytes=profile.body_bytes,
             deadline_at=None if identity.deadline_s is None else arrived_at + identity.deadline_s,
             ttft_budget_s=identity.ttft_budget_s or lane_budget_s,
@@ -550,14 +562,21 @@ class Scheduler:
     def _route(self, ticket: Ticket, route: Route, now: float) -> None:
         """Book the first of a route and remember it."""
         pool, demand = ticket.served.pool, ticket.demand
+        handoff = route.handoff
         ticket.booking = pool.book(
             route.columns[0],
             route.uncached_tokens,
             ticket.id,
             demand.output_tokens if demand else 0,
-            cached_tokens=route.cached_tokens,
-            now=now,
+            cached_tokens=0 if handoff else route.cached_tokens,
+            prefills=handoff is None,
+            now=None if handoff else now,
         )
+        if handoff is not None:
+            ticket.prefill = pool.book(
+                handoff.column, handoff.uncached_tokens, f"{ticket.id}-prefill"
+            )
+            self._credit(ticket, ticket.prefill.worker)
         ticket.served.router.note(route, now)
         self._credit(ticket, ticket.booking.worker)
         self.leases.placed(ticket)
@@ -581,11 +600,12 @@ class Scheduler:
             model=profile.model if ticket.changed_model else None,
             cache_salt=profile.cache_salt if profile.isolated else None,
             engine_priority=priority,
+            prefiller=pool.worker_at(route.handoff.column).address if route.handoff else "",
         )
 
     def _credit(self, ticket: Ticket, worker: Worker) -> None:
         for prompt in ticket.prompts:
-            ticket.served.pool.credit(worker, prompt.keys)
+            ticket.served.pool.credit(worker, prompt.keys, by_text=prompt.by_text)
 
     def _rebook(self, ticket: Ticket, served_by: str | None, now: float) -> None:
         booking = ticket.booking
@@ -611,8 +631,9 @@ class Scheduler:
     def _free_all(self, ended: Sequence[tuple[Ticket, Freed]], now: float) -> None:
         for ticket, why in ended:
             self.leases.forget(ticket)
-            if ticket.booking is not None:
-                ticket.served.pool.release(ticket.booking)
+            for booking in (ticket.booking, ticket.prefill):
+                if booking is not None:
+                    ticket.served.pool.release(booking)
             if ticket.lease is not None and not ticket.lease.released:
                 self.admission.release(ticket.lease, now)
                 self.leases.count(ticket, why)

@@ -162,6 +162,8 @@ class RequestStream:
         self._state = _State.ANSWERED
         destination = ",".join(decision.endpoints)
         headers = [(replies.LEASE, decision.id)]
+        if decision.prefiller:
+            headers.append((replies.PREFILLER, decision.prefiller))
         if len(self._request_id) > _MAX_REQUEST_ID_CHARS:
             # Engines refuse header fields of some 8 KB; the id is only a label.
             headers.append(("x-request-id", self._request_id[:_MAX_REQUEST_ID_CHARS]))

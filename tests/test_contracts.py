@@ -14,6 +14,10 @@ def test_the_error_header_has_one_name() -> None:
     assert replies.ENGINE_ERROR == envoy_config.ENGINE_ERROR_HEADER
 
 
+def test_the_header_that_names_a_prefill_worker_has_one_name() -> None:
+    assert replies.PREFILLER == envoy_config.PREFILLER_HEADER
+
+
 def test_envoy_retries_only_errors_that_the_middleware_knows() -> None:
     known = {str(error.value) for error in MiddlewareError}
     assert set(envoy_config.RETRIED_ENGINE_ERRORS) <= known

@@ -23,7 +23,10 @@ KEY = "a key of more than 16 bytes"
 TRUST = {"isolate": "tenants", "key": KEY}
 SALT = TrustDomains(TrustPolicy.model_validate(TRUST)).salt("anonymous")
 PATH = "/v1/chat/completions"
-BODY = b' { "n":1.0,"cache_salt" : "mine", "unknown":{"b":[1e400],"a":2}, "priority": -7,"model":"sim" } '
+BODY = (
+    b' { "n":1.0,"cache_salt" : "mine", "unknown":{"b":[1e400],"a":2},'
+    b' "priority": -7,"model":"sim" } '
+)
 
 
 class _Stream:

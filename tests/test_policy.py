@@ -136,7 +136,7 @@ class TestGoodPolicies:
         policy = parse_policy({"pools": [{"model": "llama"}]})
         assert policy.pools[0].block_size_tokens == 16
         assert policy.pools[0].tokenizer is None
-        assert policy.pools[0].admission.max_concurrency == 1_024
+        assert policy.pools[0].admission.max_concurrency is None
 
     def test_a_pool_answers_to_model_aliases_and_adapters(self) -> None:
         pool = {"model": "base", "aliases": ["b"], "adapters": ["lora"]}

@@ -27,7 +27,7 @@ ROUTES = (web.get("/api/v1/routing", _show),)
 def routing_page(served: ServedModel, now: float) -> dict[str, Any]:
     """One pool's part of the page; rates a second.
 
-    ``keys`` is ``exact`` or, without a tokenizer, ``none``; workers in ``approximate`` send
+    ``keys`` is ``exact`` or, without a tokenizer, ``text``; workers in ``approximate`` send
     no digests, so that only what was routed there is known of their caches.
     """
     pool, router = served.pool, served.router.by_policy
@@ -35,7 +35,7 @@ def routing_page(served: ServedModel, now: float) -> dict[str, Any]:
     return {
         "profile": policy.profile,
         "weights": weights_of(policy),
-        "keys": "exact" if served.keyer.exact else "none",
+        "keys": "exact" if served.keyer.exact else "text",
         "approximate": sorted(w.address for w in pool.workers.values() if not w.sends_digests),
         "conversations": {
             "known": len(conversations),
@@ -48,7 +48,7 @@ def routing_page(served: ServedModel, now: float) -> dict[str, Any]:
                 "key": f"{key:016x}",
                 "per_s": round(rate, 3),
                 "hot": router.is_hot(key, now),
-                "replicas": pool.replicas(key),
+                "replicas": int(pool.holders(key).sum()),
                 "max_replicas": policy.replicas.max_holders,
             }
             for key, rate in router.hot.top(_MAX_SHOWN, now)

@@ -61,6 +61,7 @@ def _worker(pool: Pool, worker: Worker, now: float) -> dict[str, Any]:
     return {
         "address": worker.address,
         "engine": worker.engine,
+        "labels": dict(worker.labels),
         "names": sorted(worker.names),
         "state": report.state.value if report else None,
         "ready": bool(table.ready[column]),

@@ -25,6 +25,7 @@ class LeaseWatch:
         self.unknown: dict[str, int] = {}
         self._held: dict[str, dict[str, Ticket]] = {}
         self._renewable: dict[str, Ticket] = {}
+        self._handed_over: set[str] = set()
 
     def placed(self, ticket: Ticket) -> None:
         """Its request was sent to a worker."""
@@ -32,12 +33,15 @@ class LeaseWatch:
             self._held.setdefault(ticket.booking.worker.address, {})[ticket.id] = ticket
             ticket.listed = False
             ticket.absent = 0
+            if ticket.prefill is not None:
+                self._handed_over.add(ticket.id)
             if ticket.renewable:
                 self._renewable[ticket.id] = ticket
 
     def forget(self, ticket: Ticket) -> None:
         """The lease ends, or moves."""
         self._renewable.pop(ticket.id, None)
+        self._handed_over.discard(ticket.id)
         if ticket.booking is not None:
             held = self._held.get(ticket.booking.worker.address)
             if held is not None:
@@ -56,7 +60,8 @@ class LeaseWatch:
         several lists in a row, is over, whether or not its end was told.
         """
         held = self._held.get(address, {})
-        self.unknown[address] = len(leases - held.keys())
+        # A worker that prefills for another lists that one's request.
+        self.unknown[address] = len(leases - held.keys() - self._handed_over)
         ended: Ended = []
         for ticket in held.values():
             if ticket.id in leases:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from extproc.admission.demand import Demand, Lease
+from extproc.admission.lateness import Lateness
 from extproc.admission.scaling import Desire, DesiredWorkers
 from extproc.admission.service_level import ServiceLevel
 from extproc.errors import Refusal
@@ -23,6 +24,7 @@ class ServedModel:
 
     Attributes:
         level: how many of its requests meet their budgets.
+        lateness: how much later than their prefill first tokens come.
         desire: how many workers it should have.
     """
 
@@ -32,6 +34,7 @@ class ServedModel:
         self.keyer = keyer
         self.trust = TrustDomains(pool.policy.trust)
         self.level = ServiceLevel()
+        self.lateness = Lateness()
         self.desired = DesiredWorkers()
         self.desire: Desire | None = None
 
@@ -48,6 +51,7 @@ class Decision:
     ``endpoints`` is ordered, best first; Envoy's retries walk it. ``degraded`` lists the
     steps that were taken instead of a refusal; ``max_output_tokens``, ``model``, ``cache_salt``
     and ``engine_priority`` are what the engine must be told, None: what the client sent.
+    ``prefiller`` is the address of the worker that computes the prompt for the first one.
     """
 
     id: str
@@ -61,6 +65,7 @@ class Decision:
     model: str | None = None
     cache_salt: str | None = None
     engine_priority: int | None = None
+    prefiller: str = ""
 
 
 class Freed(Enum):
@@ -83,6 +88,7 @@ class Ticket:
         shadow: what admission would have done, where it only watches.
         steps: degrade steps taken.
         cap_tokens: output length that a step allows.
+        prefill: its hold on the worker that prefills for its own.
         settled: the engine has told what it really was.
         watched_pick: address that cache-aware routing would have led with, where it watches.
     """
@@ -99,6 +105,7 @@ class Ticket:
         "lease",
         "listed",
         "outcome",
+        "prefill",
         "profile",
         "prompts",
         "refusal",
@@ -130,6 +137,7 @@ class Ticket:
         self.demand: Demand | None = None
         self.lease: Lease | None = None
         self.booking: Booking | None = None
+        self.prefill: Booking | None = None
         self.decision: Decision | None = None
         self.refusal: Refusal | None = None
         self.outcome: Outcome | None = None

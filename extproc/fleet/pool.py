@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -27,6 +27,7 @@ from extproc.fleet.worker import (
     Introduction,
     LoadReport,
     Outcome,
+    Role,
     Tier,
     Worker,
     WorkerState,
@@ -56,6 +57,7 @@ class Pool:
         self._host: PrefixIndex | None = None
         self._leases: set[str] = set()
         self._hot: Counter[int] = Counter()
+        self._keyed_by_text = False
         self._picks = 0
         self.newest_at = now
         self._ticked_at = now
@@ -83,6 +85,7 @@ class Pool:
         elif not worker.reports:
             self._lead_by_reports(worker)
         worker.engine = hello.engine
+        self._label(worker, hello.labels)
         worker.sends_digests = hello.sends_digests
         worker.reported_at = now
         worker.feed.open_stream()
@@ -177,6 +180,7 @@ class Pool:
         output_tokens: int = 0,
         *,
         cached_tokens: int = 0,
+        prefills: bool = True,
         now: float | None = None,
     ) -> Booking:
         """Count a request on its worker, before anybody is told of it.
@@ -184,21 +188,32 @@ class Pool:
         Args:
             output_tokens: what it is expected to generate.
             cached_tokens: what was predicted of its cache.
+            prefills: whether it computes the uncached tokens itself.
             now: when it is sent; without, nothing is learned from when it is answered.
         """
         worker, table = self._by_column[column], self.table
         kv_blocks = self._kv_blocks(uncached_tokens + output_tokens)
         if now is not None and not table.prefilling[column]:
             table.progress_at[column] = max(table.progress_at[column], now)
+        if not prefills:
+            uncached_tokens = 0
         ahead = int(table.pending_prefill_tokens[column]) + uncached_tokens
         booking = Booking(
-            worker, uncached_tokens, lease, output_tokens, kv_blocks, cached_tokens, ahead, now
+            worker,
+            uncached_tokens,
+            lease,
+            output_tokens,
+            kv_blocks,
+            cached_tokens,
+            ahead,
+            booked_at=now,
+            prefilling=prefills,
         )
         self._leases.add(lease)
         self.calibration.expect(lease, cached_tokens)
         worker.unseen[lease] = booking
         table.in_flight[column] += 1
-        table.prefilling[column] += 1
+        table.prefilling[column] += prefills
         self._picks += 1
         table.picked_at[column] = self._picks
         table.pending_prefill_tokens[column] += uncached_tokens
@@ -270,13 +285,22 @@ class Pool:
             if booking.worker.unseen.pop(booking.lease, None) is not None:
                 self.table.kv_booked_blocks[column] -= booking.kv_blocks
 
-    def credit(self, worker: Worker, keys: Keys) -> None:
-        """Expect these keys on a worker soon: a prompt was just sent to it."""
+    def credit(self, worker: Worker, keys: Keys, *, by_text: bool = False) -> None:
+        """Expect these keys on a worker soon: a prompt was just sent to it.
+
+        Args:
+            by_text: no digest will ever tell of them.
+        """
+        self._keyed_by_text = self._keyed_by_text or by_text
         self.index.overlay(worker.column, keys)
 
     def is_base(self, name: str) -> bool:
         """Whether a name means the base model, without an adapter."""
         return name == self.policy.model or name in self.policy.aliases
+
+    def prefillers(self, name: str | None) -> Bools:
+        """Ready workers that prefill for others, with a model or adapter."""
+        return self._among(self.table.prefillers(), name)
 
     def prefill_s(self, tokens: int) -> float:
         """Likely time to prefill so many tokens on an idle worker; 0 while no rate is known."""
@@ -344,10 +368,11 @@ class Pool:
         """Different continuations of a prefix a second, as all agents together tell."""
         return self._hot[key] / self._reports.interval_s
 
-    def replicas(self, key: int) -> int:
+    def holders(self, key: int) -> Bools:
         """Workers thought to hold a block, and with it the prefix that it ends."""
         held = self.index.held(np.array([key], dtype=np.uint64), len(self.table))[0]
-        return int((held.astype(bool) & self.table.present).sum())
+        holders: Bools = held.astype(bool) & self.table.present
+        return holders
 
     def worker_at(self, column: int) -> Worker:
         """The worker of a column."""
@@ -444,6 +469,17 @@ class Pool:
             worker.host_feed = DigestFeed(self._host, worker.column, block_size)
         return worker.host_feed
 
+    def _label(self, worker: Worker, labels: Mapping[str, str]) -> None:
+        """Take an operator's word on a worker's role and zone."""
+        worker.labels = labels
+        table, column, role = self.table, worker.column, worker.role
+        table.leads[column] = role is not Role.PREFILL
+        table.prefills[column] = role in (Role.PREFILL, Role.BOTH)
+        table.decodes[column] = role in (Role.DECODE, Role.BOTH)
+        routing = self.policy.routing
+        zone = labels.get(routing.zone_label, "")
+        table.elsewhere[column] = bool(routing.zone and zone and zone != routing.zone)
+
     def _serve(self, worker: Worker, names: tuple[str, ...]) -> None:
         """Note which names a worker serves now."""
         if worker.names != frozenset(names):
@@ -474,7 +510,8 @@ class Pool:
         overlay = self.policy.overlay
         due = []
         for worker in self.workers.values():
-            ttl_s = overlay.ttl_s if worker.sends_digests else overlay.ttl_without_digest_s
+            told = worker.sends_digests and not self._keyed_by_text
+            ttl_s = overlay.ttl_s if told else overlay.ttl_without_digest_s
             if now - worker.overlay_aged_at >= ttl_s:
                 due.append(worker)
         due.sort(key=lambda worker: worker.overlay_aged_at)

@@ -23,6 +23,7 @@ _BLANK = {
     "ttft_share": np.nan,
     "cache_credit": 1.0,
     "slowness": 1.0,
+    "leads": True,
 }
 
 
@@ -32,6 +33,9 @@ class WorkerTable:
     Attributes:
         present: the column belongs to a worker.
         ready: its last report said it can serve.
+        leads: requests may be sent to it; False for workers that only prefill for others.
+        prefills, decodes: it is labelled to prefill for others, to answer what another prefilled.
+        elsewhere: it is labelled with another zone than the gateway's.
         fresh_until: seconds until which its last report is to be believed.
         suspect_until: seconds until which it is a last resort.
         in_flight: requests that this scheduler has on it.
@@ -67,6 +71,10 @@ class WorkerTable:
     def __init__(self) -> None:
         self.present: Bools = np.zeros(0, dtype=bool)
         self.ready: Bools = np.zeros(0, dtype=bool)
+        self.leads: Bools = np.zeros(0, dtype=bool)
+        self.prefills: Bools = np.zeros(0, dtype=bool)
+        self.decodes: Bools = np.zeros(0, dtype=bool)
+        self.elsewhere: Bools = np.zeros(0, dtype=bool)
         self.fresh_until: Floats = np.zeros(0)
         self.suspect_until: Floats = np.zeros(0)
         self.digest_until: Floats = np.zeros(0)
@@ -128,8 +136,12 @@ class WorkerTable:
         return None if mean is None else np.where(np.isnan(values), mean, values)
 
     def usable(self) -> Bools:
-        """Workers that are there and ready, full or not."""
-        return self.present & self.ready
+        """Workers that are there and ready for requests, full or not."""
+        return self.present & self.ready & self.leads
+
+    def prefillers(self) -> Bools:
+        """Workers that are there and ready to prefill for others."""
+        return self.present & self.ready & self.prefills
 
     def has_slot(self) -> Bools:
         """Usable workers with room for one request more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -23,6 +24,17 @@ class WorkerState(Enum):
     def keeps_cache(self) -> bool:
         """Whether what the engine had cached is still there."""
         return self not in (WorkerState.STARTING, WorkerState.ASLEEP, WorkerState.DOWN)
+
+
+class Role(Enum):
+    """What a worker is labelled to do where prefill and decode run apart."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+ROLE_LABEL = "role"
 
 
 class Tier(Enum):
@@ -56,6 +68,7 @@ def engine_error(name: str | None) -> EngineError | None:
 
 
 _BY_NAME = {error.value: error for error in EngineError}
+_ROLES = {role.value: role for role in Role}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +95,14 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What an agent says first. ``max_running`` 0: unknown."""
+    """What an agent says first. ``max_running`` 0: unknown; ``labels`` are the operator's."""
 
     address: str
     models: tuple[str, ...]
     max_running: int = 0
     sends_digests: bool = True
     engine: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +127,7 @@ class Worker:
         host_feed: its digest of blocks in host memory, once it sends one.
         hot_prefixes: block keys with the most different continuations lately, and how many.
         sends_digests: whether its agent reads KV events; without, the overlay lives longer.
+        labels: what its operator says of it: zone, node, role.
         names: models and adapters that it serves.
         reported_at: seconds of the last report.
         unseen: bookings that no report has counted yet, by lease.
@@ -127,6 +142,7 @@ class Worker:
         "feed",
         "host_feed",
         "hot_prefixes",
+        "labels",
         "last_report",
         "names",
         "overlay_aged_at",
@@ -148,12 +164,18 @@ class Worker:
         self.reports = reports
         self.sends_digests = False
         self.engine = ""
+        self.labels: Mapping[str, str] = {}
         self.names: frozenset[str] = frozenset()
         self.last_report: LoadReport | None = None
         self.reported_at = now
         self.peak_in_flight = 0
         self.unseen: dict[str, Booking] = {}
         self.overlay_aged_at = now
+
+    @property
+    def role(self) -> Role | None:
+        """Its role; None where no label tells one that is known."""
+        return _ROLES.get(self.labels.get(ROLE_LABEL, ""))
 
     @property
     def tells_ends(self) -> bool:

@@ -32,6 +32,7 @@ from extproc.policy.reports import ReportPolicy
 from extproc.policy.requests import RequestPolicy, TokenizationPolicy
 from extproc.policy.routing import (
     AffinityPolicy,
+    DisaggregationPolicy,
     HealthPolicy,
     PickerMode,
     Profile,
@@ -49,6 +50,7 @@ __all__ = [
     "AffinityPolicy",
     "DegradeStep",
     "DigestPolicy",
+    "DisaggregationPolicy",
     "HealthPolicy",
     "IdentityPolicy",
     "IdentitySource",

@@ -31,6 +31,7 @@ class OverlayPolicy(Section):
     """Shortest life of an entry where the worker sends digests; the longest is twice that.
     A longer one goes on claiming prompts that the engine has evicted."""
     ttl_without_digest_s: PositiveFloat = 300.0
-    """The same where it sends none: the overlay is then all there is."""
+    """The same where it sends none, and in pools without a tokenizer: the overlay is then all
+    there is."""
     max_keys_per_worker: PositiveInt = 131_072
     """Keys kept; beyond it the older generation ends early."""

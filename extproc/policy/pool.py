@@ -27,7 +27,8 @@ class PoolPolicy(Section):
     adapters: tuple[ModelName, ...] = ()
     """Adapter names that the pool serves; each has keys of its own."""
     tokenizer: Path | None = None
-    """A Hugging Face tokenizer directory or tokenizer.json; without one, load alone routes."""
+    """A Hugging Face tokenizer directory or tokenizer.json; without one, keys are over
+    characters and only what was routed here is known (text mode)."""
     chat_template: Path | None = None
     """A Jinja file in place of the tokenizer's own template."""
     model_revision: str = ""

@@ -42,6 +42,7 @@ Term = Literal[
     "switch",
     "session",
     "adapter_cold",
+    "zone",
     "last_pick",
     "hash_rank",
 ]
@@ -123,6 +124,17 @@ class WarmupPolicy(Section):
     """Part of its load that a new worker is forgiven, fading over its time as new."""
 
 
+class DisaggregationPolicy(Section):
+    """Long prompts computed on a worker labelled `prefill` or `both` for one labelled `decode`
+    or `both`, whose sidecar is told by the header `x-prefiller-host-port`."""
+
+    min_uncached_tokens: NonNegativeInt = 0
+    """Uncached tokens from which a prompt is handed over; 0: never."""
+    transfer_cost: NonNegativeFloat = 0.1
+    """What moving the KV of one prompt token costs, in tokens of prefill: a worker of role
+    `both` hands over only what is done sooner so."""
+
+
 class RoutingPolicy(Section):
     """How a worker is chosen: the lowest sum of weighted cost terms wins."""
 
@@ -146,6 +158,11 @@ class RoutingPolicy(Section):
     """Requests that may wait inside an engine; beyond it they wait here, where order is kept."""
     suspect_s: NonNegativeFloat = 2.0
     """A worker that Envoy had to retry away from is a last resort for this long."""
+    zone: str = ""
+    """Zone of this gateway: workers labelled with another one cost the weight of `zone` more.
+    Empty: zones do not matter."""
+    zone_label: str = "zone"
+    """Label that holds a worker's zone (agent's `--label zone=a`)."""
     calibrate: bool = True
     """Scale down the cached tokens predicted on workers whose engines report fewer."""
     health: HealthPolicy = HealthPolicy()
@@ -156,3 +173,5 @@ class RoutingPolicy(Section):
     """Hot prefixes."""
     warmup: WarmupPolicy = WarmupPolicy()
     """New workers."""
+    disaggregation: DisaggregationPolicy = DisaggregationPolicy()
+    """Prefill and decode on different workers."""

@@ -33,6 +33,7 @@ PROFILES: dict[Profile, ProfileSpec] = {
             "health": 4_000.0,
             "session": 320.0,
             "adapter_cold": 2_000.0,
+            "zone": 320.0,
         }
     ),
     "linear": ProfileSpec({"load": 1.2, "miss_share": 0.7, "switch": 0.3}, tie=1e-6),
@@ -45,6 +46,7 @@ PROFILES: dict[Profile, ProfileSpec] = {
             "queued_tokens": 0.2,
             "kv_pressure": 2_000.0,
             "adapter_cold": 2_000.0,
+            "zone": 320.0,
             "prefix_locality": 0.5,
         }
     ),

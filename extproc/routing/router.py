@@ -19,6 +19,7 @@ from extproc.fleet.table import Bools, Floats
 from extproc.policy import RoutingPolicy, Term
 from extproc.routing import leaders
 from extproc.routing.adapters import AdapterHomes
+from extproc.routing.disaggregation import Handoff, handoff
 from extproc.routing.history import Conversations, Placement, Sessions
 from extproc.routing.hot import HotPrefixes
 from extproc.routing.picker import Picker
@@ -62,6 +63,7 @@ class Route:
         hot_key: the block that ends the longest cached prefix, if that is a good part.
         session: hash of the session that the request belongs to.
         adapter: the adapter that it needs, empty for the base model.
+        handoff: who computes the prompt, where that is not the first worker.
         watched: what the pool's profile would have chosen, where it only watches.
     """
 
@@ -75,6 +77,7 @@ class Route:
     hot_key: int | None = None
     session: int | None = None
     adapter: str = ""
+    handoff: Handoff | None = None
     watched: Route | None = None
 
 
@@ -164,6 +167,7 @@ class Router:
             hot_key,
             session,
             adapter,
+            self._handoff(asked, columns[0], avoided, predicted, total),
         )
 
     def note(self, route: Route, now: float) -> None:
@@ -177,6 +181,29 @@ class Router:
             self.sessions.place(route.session, address)
         if route.hot_key is not None:
             self.hot.note(route.hot_key, now)
+
+    def surplus(self, column: int, keys: Sequence[int], now: float) -> list[int]:
+        """Those of a worker's hot prefixes that enough other workers hold, and keep getting."""
+        most, seeds = self._policy.replicas.max_holders, self._pool.table.seed
+        found = []
+        for key in keys:
+            holders = self._pool.holders(key)
+            if holders[column] and holders.sum() > most and self.is_hot(key, now):
+                order = hash_order(seeds, key)
+                if (order[holders] < order[column]).sum() >= most:
+                    found.append(key)
+        return found
+
+    def _handoff(
+        self, asked: Asked, leader: int, avoided: Bools, predicted: Floats, total: int
+    ) -> Handoff | None:
+        policy, pool = self._policy.disaggregation, self._pool
+        if not policy.min_uncached_tokens:
+            return None
+        able = pool.prefillers(asked.model) & ~avoided
+        if asked.subset is not None:
+            able = able & pool.among(asked.subset)
+        return handoff(pool.table, leader, able, predicted, total, policy)
 
     def _found_blocks(self, predicted: Floats, usable: Bools) -> int:
         """Leading blocks of the prompt that some worker has, if predictions are right."""

@@ -155,6 +155,11 @@ def adapter_cold(request: Candidates) -> Floats:
     return np.where(request.places.adapter_loaded, 0.0, 1.0)
 
 
+def zone(request: Candidates) -> Floats:
+    """1 where the worker is labelled with another zone than the gateway's."""
+    return request.table.elsewhere.astype(np.float64)
+
+
 def last_pick(request: Candidates) -> Floats:
     """Running number of the worker's last pick: the longest not picked is next."""
     return request.table.picked_at.astype(np.float64)
@@ -202,6 +207,7 @@ TERMS: dict[Term, Callable[[Candidates], Floats]] = {
     "switch": switch,
     "session": session,
     "adapter_cold": adapter_cold,
+    "zone": zone,
     "last_pick": last_pick,
     "hash_rank": hash_rank,
 }

@@ -146,6 +146,12 @@ class Metrics:
         self.agent_streams = Gauge(
             "kvgate_agent_streams", "Agents connected.", registry=self.registry
         )
+        self.replica_advice = Counter(
+            "kvgate_replica_advice",
+            "Hot prefixes that agents were told enough other workers hold.",
+            ("model",),
+            registry=self.registry,
+        )
         self.protocol_errors = Counter(
             "kvgate_protocol_errors",
             "Streams ended because a message came that does not belong there.",
@@ -270,7 +276,7 @@ _MODEL_GAUGES: tuple[_Sample, ...] = (
     ),
     (
         "kvgate_exact_keys",
-        "1 where the pool has a tokenizer and prompts have exact block keys.",
+        "1 where the pool has a tokenizer; 0: keys are over characters, and no digest has them.",
         lambda served, _: float(served.keyer.exact),
     ),
 )

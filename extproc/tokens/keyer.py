@@ -36,10 +36,9 @@ from extproc.tokens.blocks import (
 from extproc.tokens.cache import ByteBoundedLru
 from extproc.tokens.messages import MEDIA_MARK, normalise_messages, normalise_tools
 from extproc.tokens.template import ChatTemplate, TemplateFailure
+from extproc.tokens.text_keys import CHARS_PER_TOKEN, known_text, text_keys
 from extproc.tokens.tokenizer import SegmentTokenizer
 
-CHARS_PER_TOKEN = 4
-"""Rough size of text that is not tokenised."""
 _UNSURE_TAIL_TOKENS = 16
 """Last tokens of a cut text that may merge with what follows the cut."""
 _BOUNDARY_EVERY_BLOCKS = 64
@@ -55,12 +54,14 @@ class PromptKeys:
     """Length and reusable block keys of one prompt.
 
     ``exact`` says that ``tokens`` was counted and not estimated; ``keys`` may still cover
-    only the part before an image or a length cap.
+    only the part before an image or a length cap. ``by_text``: keys are over characters,
+    which no engine's digest has.
     """
 
     tokens: int
     keys: Keys = field(default_factory=lambda: _NO_KEYS)
     exact: bool = False
+    by_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ class PromptKeyer:
     """Turns the prompts of one pool's requests into block keys.
 
     Args:
-        tokenizer: None where the pool has none: lengths are estimated, there are no keys.
+        tokenizer: None where the pool has none: lengths are estimated, keys are over
+            characters.
         template: None where the model has none: chat prompts have no keys.
         strftime_now: the date for templates that print it.
     """
@@ -143,7 +145,7 @@ class PromptKeyer:
 
     @property
     def exact(self) -> bool:
-        """Whether this pool has a tokenizer, so that keys exist at all."""
+        """Whether this pool has a tokenizer; without, keys are over characters."""
         return self._tokenizer is not None
 
     @property
@@ -196,8 +198,10 @@ class PromptKeyer:
         tokenizer = self._tokenizer
         if isinstance(prompt, TokenPrompt):
             return _Part(done=self._from_ids(prompt.token_ids, prepared.root))
-        if tokenizer is None or isinstance(prompt, UnknownPrompt):
+        if isinstance(prompt, UnknownPrompt):
             return _Part(done=PromptKeys(self._estimate(prompt)))
+        if tokenizer is None:
+            return _Part(done=self._by_text(prompt, prepared.root))
         if isinstance(prompt, TextPrompt):
             return self._prepare_text(prompt, prepared, tokenizer)
         text = self._render(prompt)
@@ -325,6 +329,14 @@ class PromptKeyer:
             return PromptKeys(len(token_ids))
         keys = block_keys(root, token_ids, self._block_size)
         return PromptKeys(len(token_ids), keys, exact=True)
+
+    def _by_text(self, prompt: TextPrompt | ChatPrompt, root: int) -> PromptKeys:
+        text, whole = known_text(prompt)
+        if len(text) > self._max_chars:
+            text, whole = text[: self._max_chars], False
+        keys = text_keys(root, text, self._block_size, whole=whole)
+        tokens = max(self._estimate(prompt), 1 + len(text) // CHARS_PER_TOKEN)
+        return PromptKeys(tokens, keys, by_text=True)
 
     def _estimate(self, prompt: Prompt) -> int:
         """Tokens of a prompt that is not tokenised; at least one for any prompt."""

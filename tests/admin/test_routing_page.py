@@ -16,7 +16,7 @@ def test_it_shows_the_profile_and_how_many_workers_hold_each_hot_prefix() -> Non
     page = routing_page(fleet.served, 0.0)
     json.dumps(page)
     assert (page["profile"], page["weights"]["finish"]) == ("finish", 2.0)
-    assert page["keys"] == "none"
+    assert page["keys"] == "text"
     assert page["approximate"] == [fleet.pool.workers["10.0.0.9:8000"].address]
     first = page["hot_prefixes"][0]
     assert first["key"] == f"{int(prompt_keys(SYSTEM).keys[-1]):016x}"

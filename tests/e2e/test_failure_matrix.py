@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.e2e.chat import Answer, ask, asked, client_for, text
+from tests.e2e.chat import ask, client_for
+from tests.e2e.traffic import CHAT, others_serve, rest_of, short, streaming, traffic
 from tests.support.system import MODEL, System, Worker, eventually, fetch, running_system
 
-CHAT = "/v1/chat/completions"
 FROZEN_AFTER_S = 2.0
 STALE_AFTER_S, LOST_AFTER_S = 3.0, 6.0
 SEEN_S = 30.0
 """For tests on a busy machine; when nothing else runs, all is seen within 6 s."""
 SIGNAL_OF_MIDDLEWARE = "errors_per_s"
 """Told only while the agent hears of every request."""
-
-_seeds = itertools.count(10_000)
 
 
 @pytest.fixture(scope="module")
@@ -76,75 +70,23 @@ def is_in_state(system: System, worker: Worker, state: str) -> bool:
     return told.get("state") == state and gauge(system, "state", worker, state=state) == [1.0]
 
 
-def short(number: int) -> dict[str, Any]:
-    return asked(text(60, seed=next(_seeds)), str(number))
-
-
-@dataclass
-class Traffic:
-    """Requests that nothing but their answers holds up."""
-
-    answers: list[Answer] = field(default_factory=list)
-
-    def served_since(self, count: int) -> set[str]:
-        return {answer.worker for answer in self.answers[count:]}
-
-
-@asynccontextmanager
-async def traffic(client: httpx.AsyncClient) -> AsyncIterator[Traffic]:
-    """Ten requests a second; at the end all have been answered with 200."""
-    seen, stop, tasks = Traffic(), asyncio.Event(), []
-
-    async def one(number: int) -> None:
-        seen.answers.append(await ask(client, short(number)))
-
-    async def start() -> None:
-        for number in itertools.count():
-            if stop.is_set():
-                return
-            tasks.append(asyncio.create_task(one(number)))
-            await asyncio.sleep(0.1)
-
-    starter = asyncio.create_task(start())
-    try:
-        yield seen
-    finally:
-        stop.set()
-        await starter
-        await asyncio.gather(*tasks)
-    wrong = [answer for answer in seen.answers if answer.status != 200]
-    assert not wrong
-
-
 async def soon(condition: Any, what: str, limit_s: float = SEEN_S) -> None:
     await asyncio.to_thread(eventually, condition, what, limit_s)
-
-
-async def others_serve(client: httpx.AsyncClient, worker: Worker, count: int = 12) -> None:
-    async with asyncio.timeout(10):
-        answers = [await ask(client, short(number)) for number in range(count)]
-    assert {answer.status for answer in answers} == {200}
-    assert worker.address not in {answer.worker for answer in answers}
-
-
-@asynccontextmanager
-async def streaming(
-    system: System, client: httpx.AsyncClient, tokens: int
-) -> AsyncIterator[tuple[int, httpx.Response]]:
-    """A stream that has begun, and the number of the worker that it comes from."""
-    body = asked(text(60, seed=next(_seeds)), "stream", max_tokens=tokens, stream=True)
-    async with client.stream("POST", CHAT, json=body) as response:
-        home = response.headers["x-kvgate-worker"]
-        yield [worker.address for worker in system.workers].index(home), response
-
-
-async def rest_of(response: httpx.Response) -> list[str]:
-    return [line async for line in response.aiter_lines() if line]
 
 
 async def tell_engine(worker: Worker, path: str, **body: Any) -> None:
     async with client_for(f"http://{worker.address}") as engine:
         assert (await engine.post(path, json=body)).status_code == 200
+
+
+async def plant(system: System) -> dict[str, int]:
+    """Cache something on every worker; keys of each, once kvgate knows them."""
+    for worker in system.workers:
+        for number in range(3):
+            await tell_engine(worker, CHAT, **short(number))
+    await soon(lambda: all(told["digest"]["keys"] for told in system.fleet()), "caches known")
+    await asyncio.to_thread(system.wait_idle)
+    return {told["address"]: told["digest"]["keys"] for told in system.fleet()}
 
 
 async def test_a_killed_agent_leaves_its_engine_serving_as_a_last_resort_and_then_out(
@@ -221,10 +163,7 @@ async def test_a_scheduler_that_was_gone_knows_caches_and_running_requests_at_on
     worker = system.workers[0]
     assert system.scheduler is not None
     async with client_for(system.url) as client, client_for(f"http://{worker.address}") as engine:
-        for number in range(12):
-            await ask(client, short(number))
-        await asyncio.to_thread(system.wait_idle)
-        cached = {told["address"]: told["digest"]["keys"] for told in system.fleet()}
+        cached = await plant(system)
         body = {**short(0), "max_tokens": 3000, "stream": True}
         async with engine.stream("POST", CHAT, json=body) as running:
             assert running.status_code == 200
@@ -241,7 +180,7 @@ async def test_a_scheduler_that_was_gone_knows_caches_and_running_requests_at_on
             assert gauge(system, "foreign_requests", worker) == [1.0]
         await soon(
             lambda: all(
-                told["digest"]["keys"] >= cached[told["address"]] > 0 for told in system.fleet()
+                told["digest"]["keys"] >= cached[told["address"]] for told in system.fleet()
             ),
             "all caches are known again",
         )
@@ -250,12 +189,8 @@ async def test_a_scheduler_that_was_gone_knows_caches_and_running_requests_at_on
 
 async def test_a_stopped_engine_is_down_and_goes_on_where_it_was(system: System) -> None:
     worker = system.workers[0]
+    cached = (await plant(system))[worker.address]
     async with client_for(system.url) as client:
-        for number in range(12):
-            await ask(client, short(number))
-        await asyncio.to_thread(system.wait_idle)
-        cached = state_of(system, worker)["digest"]["keys"]
-        assert cached > 0
         async with traffic(client):  # what it had taken is answered after all
             try:
                 worker.signal_engine(signal.SIGSTOP)
@@ -305,3 +240,25 @@ async def test_an_engine_whose_steps_stop_while_its_pages_answer_is_frozen(syste
         finally:
             await tell_engine(worker, "/sim/freeze", seconds=0)
         await soon(lambda: is_in_state(system, worker, "ready"), "ready")
+
+
+async def test_a_cleared_cache_is_not_claimed_any_more(system: System) -> None:
+    prompt = short(0)
+    async with client_for(system.url) as client:
+        await ask(client, prompt)
+        await plant(system)
+        before = {told["address"]: told["digest"] for told in system.fleet()}
+        for worker in system.workers:
+            await tell_engine(worker, "/reset_prefix_cache")
+            # The next step, whoever asks for it, tells of it.
+            await tell_engine(worker, CHAT, **short(1))
+        await soon(
+            lambda: all(
+                told["digest"]["epoch"] > before[told["address"]]["epoch"]
+                and told["digest"]["keys"] < before[told["address"]]["keys"]
+                for told in system.fleet()
+            ),
+            "empty caches of new epochs",
+        )
+        again = await ask(client, prompt)
+        assert (again.status, again.predicted, again.cached) == (200, 0, 0)

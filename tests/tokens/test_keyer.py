@@ -349,10 +349,11 @@ class TestEstimates:
         empty = isinstance(prompt, TextPrompt) and not prompt.text
         assert keyed_one(model_keyer(model_dir), prompt).tokens > 0 or empty
 
-    def test_without_a_tokenizer_there_are_lengths_and_no_keys(self) -> None:
+    def test_without_a_tokenizer_lengths_are_estimates(self) -> None:
         maker = keyer()
         assert not maker.exact
-        assert keyed_one(maker, TextPrompt("x" * 400)) == PromptKeys(101)
+        made = keyed_one(maker, TextPrompt("x" * 400))
+        assert (made.tokens, made.exact, made.by_text) == (101, False, True)
         assert keyed_one(maker, UnknownPrompt(400)) == PromptKeys(101)
         assert maker.encode_cold(maker.prepare(profile(chat("x")))) == []
 

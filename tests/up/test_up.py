@@ -118,6 +118,12 @@ class TestSettings:
         assert up(replace(settings, state_dir=tmp_path / "file" / "state")) == 2
         assert "Not a directory" in capfd.readouterr().err
 
+    def test_a_state_directory_too_long_for_a_socket_ends_with_2(
+        self, settings: UpSettings, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        assert up(replace(settings, state_dir=tmp_path / ("d" * 100))) == 2
+        assert "is too long a path for a socket; --state-dir" in capfd.readouterr().err
+
 
 class TestRun:
     def test_a_child_that_dies_at_start_ends_with_1_and_its_last_lines(

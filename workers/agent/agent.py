@@ -145,6 +145,7 @@ class Agent:
             agent_version=agent_version(),
             kv_events=bool(self._settings.kv_events),
             engine=self._probe.engine,
+            labels=self._settings.labels,
         )
 
     def _wake_links(self) -> None:

@@ -75,6 +75,10 @@ class ReportBook:
         if changes.continued is not None:
             self._hot.note(changes.continued)
 
+    def heed(self, advice: agent_pb2.ReplicaAdvice, now_s: float) -> int:
+        """The scheduler has enough holders of these prefixes; how many it had not told before."""
+        return self._hot.hush(advice.surplus_keys, now_s)
+
     def finished(self, outcome: agent_pb2.Outcome, now_s: float) -> None:
         """A request ended on the engine."""
         self._finished.append(outcome)
@@ -96,7 +100,7 @@ class ReportBook:
                 return digest.next_message(now_s)
         if now_s >= self._hot_due_s():
             self._hot_at_s = now_s
-            return agent_pb2.AgentMessage(hot=self._hot.take())
+            return agent_pb2.AgentMessage(hot=self._hot.take(now_s))
         return None
 
     def last_words(self, now_s: float) -> list[agent_pb2.AgentMessage]:

@@ -173,6 +173,8 @@ class SchedulerLink:
                 self._on_command(message.drain)
             elif kind == "resume":
                 self._on_command(message.resume)
+            elif kind == "advice":
+                self._heed(message.advice, book)
             self._wake.set()
 
     def _settle(self, settings: agent_pb2.PoolSettings, book: ReportBook) -> None:
@@ -189,6 +191,11 @@ class SchedulerLink:
         self.terms = terms
         self._connected = True
         self._on_settled(is_new)
+
+    def _heed(self, advice: agent_pb2.ReplicaAdvice, book: ReportBook) -> None:
+        new = book.heed(advice, self._clock())
+        if new:
+            log.info("%d hot prefixes need not be kept: other workers hold them", new)
 
     async def _close(self, call: Any) -> None:
         try:

@@ -10,16 +10,18 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from extproc.fleet.worker import ROLE_LABEL, Role
 from extproc.policy import normal_address
 from extproc.telemetry.logs import LOG_FORMATS, LogFormat
 from workers.agent.engine_state import DEFAULT_FROZEN_AFTER_S
 
 API_KEY_VARIABLE = "KVGATE_ENGINE_API_KEY"
 MAX_RANKS = 256
+MAX_LABEL_CHARS = 256
 
 _PORT = re.compile(r"tcp://.+:[1-9]\d{0,4}")
 
@@ -49,6 +51,8 @@ class Settings:
     """Requests run and no counter moves for so long: frozen. Longer than any prefill step."""
     drain_s: float = 120.0
     """After SIGTERM, how long running requests may take."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What the operator says of the worker: zone, node, role (prefill, decode or both)."""
     gpus: tuple[int, ...] = ()
     """NVML's numbers of the engine's GPUs; empty = all that are visible."""
     api_key: str = field(default="", repr=False)
@@ -106,6 +110,13 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, LogFormat]:
         metavar="S",
         help="after SIGTERM, how long running requests may take (default: 120)",
     )
+    add(
+        "--label",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="zone=a, node=n1, role=prefill|decode|both; once for each",
+    )
     add("--gpus", default="", metavar="I,J", help="NVML numbers of its GPUs (default: all)")
     add("--log-format", choices=LOG_FORMATS, default="text")
     options = parser.parse_args(arguments)
@@ -150,9 +161,22 @@ def _settings_of(options: argparse.Namespace) -> Settings:
         max_running=options.max_running,
         frozen_after_s=options.frozen_after_s,
         drain_s=options.drain_s,
+        labels=_labels(options.label),
         gpus=_gpu_numbers(options.gpus),
         api_key=os.environ.get(API_KEY_VARIABLE, ""),
     )
+
+
+def _labels(texts: Sequence[str]) -> dict[str, str]:
+    labels = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value) or len(text) > MAX_LABEL_CHARS:
+            raise ValueError(f"--label {text[:MAX_LABEL_CHARS]!r} is not name=value")
+        labels[name] = value
+    if labels.get(ROLE_LABEL, "both") not in {role.value for role in Role}:
+        raise ValueError(f"--label role={labels[ROLE_LABEL]} is not prefill, decode or both")
+    return labels
 
 
 def _gpu_numbers(text: str) -> tuple[int, ...]:

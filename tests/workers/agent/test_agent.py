@@ -516,6 +516,30 @@ async def test_hello_says_what_the_engine_is_and_whether_digests_come(rig: Rig) 
     assert (hello.engine, hello.kv_events) == ("vllm 0.32.0", True)
 
 
+async def test_hello_says_what_its_operator_says(rig: Rig) -> None:
+    async with rig.agent_running(rig.settings(labels={"zone": "a", "role": "decode"})):
+        hello = (await until(lambda: rig.fleet.heard("hello")))[0]
+    assert dict(hello.labels) == {"zone": "a", "role": "decode"}
+
+
+async def test_prefixes_that_enough_others_hold_are_told_as_hot_no_more(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvgate.agent")
+    async with rig.agent_running():
+        await until(lambda: rig.fleet.heard("snapshot"))
+        hot = int(keys_of(1)[0])
+        await rig.publisher.publish(stored(1), *(stored(n, 1) for n in range(10, 13)))
+        told = await until(lambda: rig.fleet.heard("hot"))
+        assert list(told[0].keys) == [hot]
+        await rig.fleet.tell(advice=agent_pb2.ReplicaAdvice(surplus_keys=[hot]))
+        await until(lambda: "1 hot prefixes need not be kept" in caplog.text)
+        await rig.publisher.publish(*(stored(n, 1) for n in range(20, 23)))
+        await rig.publisher.publish(stored(2), *(stored(n, 2) for n in range(30, 33)))
+        await until(lambda: any(int(keys_of(2)[0]) in hot.keys for hot in rig.fleet.heard("hot")))
+        assert [list(each.keys).count(hot) for each in rig.fleet.heard("hot")].count(1) == 1
+
+
 async def test_signals_of_the_last_interval_are_told(rig: Rig) -> None:
     async with rig.agent_running():
         told = await until(
@@ -730,6 +754,8 @@ def test_flags_give_settings() -> None:
     settings, log_format = parse_settings(flags.split())
     assert (settings.address, settings.schedulers) == ("10.0.0.5:8001", ("a:9003", "b:9003"))
     assert (settings.max_running, settings.kv_events, log_format) == (64, "", "text")
+    labelled, _ = parse_settings([*flags.split(), "--label", "zone=a=b", "--label", "role=both"])
+    assert labelled.labels == {"zone": "a=b", "role": "both"}
 
 
 def test_each_rank_has_the_next_port() -> None:
@@ -758,6 +784,8 @@ def test_each_rank_has_the_next_port() -> None:
         ("--engine http://10.0.0.5:8001 --scheduler a:1 --drain-s nan", "--drain-s"),
         ("--engine http://10.0.0.5:8001 --scheduler a:1 --gpus 0,x", "--gpus"),
         ("--engine http://10.0.0.5:8001 --scheduler a:1 --data-parallel-size 0", "size"),
+        ("--engine http://10.0.0.5:8001 --scheduler a:1 --label zone", "is not name=value"),
+        ("--engine http://10.0.0.5:8001 --scheduler a:1 --label role=writer", "role=writer"),
         (
             "--engine http://10.0.0.5:8001 --scheduler a:1 --kv-events ipc:///tmp/x "
             "--data-parallel-size 2",

@@ -75,20 +75,29 @@ class AgentMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., snapshot: _Optional[_Union[DigestSnapshot, _Mapping]] = ..., delta: _Optional[_Union[DigestDelta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., hot: _Optional[_Union[HotPrefixes, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("address", "models", "max_running", "agent_version", "kv_events", "engine")
+    __slots__ = ("address", "models", "max_running", "agent_version", "kv_events", "engine", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     address: str
     models: _containers.RepeatedScalarFieldContainer[str]
     max_running: int
     agent_version: str
     kv_events: bool
     engine: str
-    def __init__(self, address: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., max_running: _Optional[int] = ..., agent_version: _Optional[str] = ..., kv_events: _Optional[bool] = ..., engine: _Optional[str] = ...) -> None: ...
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, address: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., max_running: _Optional[int] = ..., agent_version: _Optional[str] = ..., kv_events: _Optional[bool] = ..., engine: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("ready", "running", "waiting", "kv_usage", "age_s", "kv_blocks", "state", "signals", "adapters", "max_adapters", "in_flight_leases", "leases_known", "left_out", "lost_events")
@@ -234,16 +243,24 @@ class DigestDelta(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., added_keys: _Optional[bytes] = ..., tier: _Optional[_Union[Tier, str]] = ..., cleared_bits: _Optional[bytes] = ..., removed_keys: _Optional[int] = ...) -> None: ...
 
 class SchedulerMessage(_message.Message):
-    __slots__ = ("settings", "resync", "drain", "resume")
+    __slots__ = ("settings", "resync", "drain", "resume", "advice")
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     RESYNC_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
     settings: PoolSettings
     resync: Resync
     drain: Drain
     resume: Resume
-    def __init__(self, settings: _Optional[_Union[PoolSettings, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+    advice: ReplicaAdvice
+    def __init__(self, settings: _Optional[_Union[PoolSettings, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., advice: _Optional[_Union[ReplicaAdvice, _Mapping]] = ...) -> None: ...
+
+class ReplicaAdvice(_message.Message):
+    __slots__ = ("surplus_keys",)
+    SURPLUS_KEYS_FIELD_NUMBER: _ClassVar[int]
+    surplus_keys: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, surplus_keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("deadline_s",)

@@ -69,7 +69,7 @@ class AdmitResponse(_message.Message):
     def __init__(self, admitted: _Optional[_Union[Admitted, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., estimate: _Optional[_Union[Estimate, _Mapping]] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("lease", "endpoints", "cached_tokens", "prompt_tokens", "queue_wait_s", "lane", "degraded", "max_output_tokens", "model", "cache_salt", "priority")
+    __slots__ = ("lease", "endpoints", "cached_tokens", "prompt_tokens", "queue_wait_s", "lane", "degraded", "max_output_tokens", "model", "cache_salt", "priority", "prefiller")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class Admitted(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PREFILLER_FIELD_NUMBER: _ClassVar[int]
     lease: str
     endpoints: _containers.RepeatedScalarFieldContainer[str]
     cached_tokens: int
@@ -92,7 +93,8 @@ class Admitted(_message.Message):
     model: str
     cache_salt: str
     priority: int
-    def __init__(self, lease: _Optional[str] = ..., endpoints: _Optional[_Iterable[str]] = ..., cached_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., queue_wait_s: _Optional[float] = ..., lane: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., max_output_tokens: _Optional[int] = ..., model: _Optional[str] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    prefiller: str
+    def __init__(self, lease: _Optional[str] = ..., endpoints: _Optional[_Iterable[str]] = ..., cached_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., queue_wait_s: _Optional[float] = ..., lane: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., max_output_tokens: _Optional[int] = ..., model: _Optional[str] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., prefiller: _Optional[str] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "http_status", "message", "type", "param", "reason", "retryable", "retry_after_ms")
