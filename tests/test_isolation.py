@@ -16,7 +16,7 @@ from extproc.call import Call
 from extproc.desk import Desk
 from extproc.policy import TrustPolicy
 from extproc.request.trust import TrustDomains
-from tests.support.builders import Fleet
+from tests.support.builders import Fleet, address, hello, ready
 from tests.support.scheduler_api import Clock, chat_call, desk_of, serving, tokens
 
 KEY = "a key of more than 16 bytes"
@@ -45,6 +45,16 @@ class _Stream:
 
 async def answered(desk: Desk, body: bytes, path: str = PATH, **headers: str) -> tuple[int, bytes]:
     """Status of a refusal and its body, or 0 and the body that the worker gets."""
+    said = await answers(desk, body, path, **headers)
+    refused = said[0].immediate_response
+    if refused.status.code:
+        return refused.status.code, refused.body
+    pieces = [answer.request_body.response.body_mutation.streamed_response for answer in said[1:]]
+    return 0, b"".join(piece.body for piece in pieces)
+
+
+async def answers(desk: Desk, body: bytes, path: str = PATH, **headers: str) -> list[Any]:
+    """What Envoy is told of a request that ends at once."""
     stream = _Stream()
     call = Call(desk, stream)  # type: ignore[arg-type]
     pairs = {":path": path, ":method": "POST", **headers}
@@ -63,11 +73,7 @@ async def answered(desk: Desk, body: bytes, path: str = PATH, **headers: str) ->
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     call.end()
-    refused = stream.answers[0].immediate_response
-    if refused.status.code:
-        return refused.status.code, refused.body
-    pieces = [a.request_body.response.body_mutation.streamed_response for a in stream.answers[1:]]
-    return 0, b"".join(piece.body for piece in pieces)
+    return stream.answers
 
 
 def desk(**pool: Any) -> Desk:
@@ -121,6 +127,37 @@ class TestThroughEnvoy:
         body = gzip.compress(BODY)
         online_first = desk(engine_priority={"online": 0, "batch": 10})
         assert await answered(online_first, body, content_encoding="gzip") == (0, body)
+
+
+class TestPrefillers:
+    """Workers by role, 0 prefills and 1 decodes."""
+
+    def fleet(self) -> Fleet:
+        fleet = Fleet(routing={"disaggregation": {"min_uncached_tokens": 8}})
+        for number, role in enumerate(("prefill", "decode")):
+            worker = fleet.pool.hello(hello(number, labels={"role": role}), 0.0)
+            assert worker is not None
+            fleet.pool.report(worker, ready(), 0.0)
+        return fleet
+
+    @pytest.mark.parametrize(("words", "named"), [(100, [address(0)]), (1, [])])
+    async def test_the_header_is_ours_or_not_there(self, words: int, named: list[str]) -> None:
+        """SE1: a client's would make the sidecar call any address."""
+        fleet = self.fleet()
+        content = "word " * words
+        body = json.dumps({"model": "sim", "messages": [{"role": "user", "content": content}]})
+        first = await answers(desk_of(fleet.scheduler, Clock()), body.encode())
+        mutation = first[0].request_headers.response.header_mutation
+        told = [o.header.raw_value.decode() for o in mutation.set_headers
+                if o.header.key == "x-prefiller-host-port"]  # fmt: skip
+        assert told == named
+        assert ("x-prefiller-host-port" in mutation.remove_headers) is not bool(named)
+        assert fleet.idle()
+
+    async def test_the_gateway_is_told(self) -> None:
+        async with serving(desk_of(self.fleet().scheduler, Clock())) as api:
+            admitted = (await api.admit(tokens(*range(40)))).admitted
+        assert (list(admitted.endpoints), admitted.prefiller) == ([address(1)], address(0))
 
 
 class TestThroughTheApi:

@@ -544,11 +544,18 @@ class _Gate:
 
     def check(self, demand: Demand) -> Verdict:
         cost_tokens = demand.cost_tokens
+        demand.parked_at = None
         for counter in demand.counters:
             block = Block.COUNT if counter.claimed else counter.block(cost_tokens, self._now)
             if block is not None:
                 demand.blocked_by = counter.reason
-                return Verdict.NO if block is Block.COUNT else Verdict.LATER
+                if block is Block.SIZE:
+                    return Verdict.LATER
+                if counter.rule.for_all:
+                    return Verdict.NOBODY
+                if counter.waits_for_an_end and not counter.claimed:
+                    demand.parked_at = counter
+                return Verdict.NO
         if not self._has_room(demand):
             demand.blocked_by = f"capacity:{demand.pool}"
             return Verdict.NO

@@ -14,7 +14,8 @@ class Demand:
     ``name`` is the model or adapter asked for; workers that serve it must have room.
     ``prefill_s`` is what its prefill is likely to take, ``expires_at`` when waiting stops
     making sense. ``blocked_by`` says what a waiting request lacks: ``quota:<rule>`` or
-    ``capacity:<pool>``.
+    ``capacity:<pool>``; ``parked_at`` is the counter of its own tenant that has no room at
+    all, if that is what it lacks.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Demand:
     entered_at: float = 0.0
     expires_at: float = float("inf")
     blocked_by: str = ""
+    parked_at: Counter | None = None
     waiting: bool = False
     degraded: list[str] = field(default_factory=list)
 

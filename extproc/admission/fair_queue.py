@@ -27,6 +27,8 @@ class Verdict(Enum):
     """It is too large for what is free: when its turn comes, it is kept room."""
     NO = "no"
     """Nothing of its kind can run: others pass it."""
+    NOBODY = "nobody"
+    """Nothing of this pool can run."""
 
 
 class Gate(Protocol):
@@ -63,16 +65,19 @@ class Flow:
             del self.kinds[demand.kind]
         self.tokens -= demand.cost_tokens
 
+    def heads(self) -> list[Demand]:
+        """The first of each kind, in the order in which they came."""
+        heads = [next(iter(kind.values())) for kind in self.kinds.values()]
+        if len(heads) > 1:
+            heads.sort(key=lambda demand: demand.sequence)
+        return heads
+
     def head(self, gate: Gate) -> tuple[Demand | None, Verdict]:
         """The first to have come among those whose kind can run."""
-        if len(self.kinds) == 1:
-            (kind,) = self.kinds.values()
-            heads = [next(iter(kind.values()))]
-        else:
-            heads = [next(iter(kind.values())) for kind in self.kinds.values()]
-            heads.sort(key=lambda demand: demand.sequence)
-        for demand in heads:
+        for demand in self.heads():
             verdict = gate.check(demand)
+            if verdict is Verdict.NOBODY:
+                return None, verdict
             if verdict is not Verdict.NO:
                 return demand, verdict
         return None, Verdict.NO
@@ -83,7 +88,7 @@ class Lane:
 
     Attributes:
         waiting: its requests by the time they entered it.
-        flows: tenants with waiting requests; the first has the turn.
+        flows: tenants with waiting requests.
         tokens: work that waits.
         credit: work that the lane may run before its turn, from its minimum share.
         served: work that it ran for its weight, comparable among lanes of one priority.
@@ -92,13 +97,15 @@ class Lane:
     def __init__(self, policy: LanePolicy, quantum_tokens: int) -> None:
         self.policy = policy
         self.waiting: OrderedDict[str, Demand] = OrderedDict()
-        self.flows: OrderedDict[str, Flow] = OrderedDict()
+        self.flows: dict[str, Flow] = {}
         self.tokens = 0
         self.credit = 0.0
         self.served = 0.0
         self.drain = DrainRate()
         self._quantum = quantum_tokens
         self._weights = 0.0
+        self._ring: OrderedDict[str, Flow] = OrderedDict()
+        """Flows that may run; the first has the turn. Others are parked at what they lack."""
         self._turn_begun = False
         self._holders: set[str] = set()
 
@@ -111,6 +118,8 @@ class Lane:
             flow = self.flows[demand.tenant] = Flow(demand.weight)
             self._weights += flow.weight
             self.drain.resume(now)
+        if demand.kind not in flow.kinds:
+            self._ring[demand.tenant] = flow
         flow.add(demand)
         self.tokens += demand.cost_tokens
 
@@ -121,8 +130,7 @@ class Lane:
         flow.remove(demand)
         self.tokens -= demand.cost_tokens
         if not flow.kinds:
-            if next(iter(self.flows)) == demand.tenant:
-                self._turn_begun = False
+            self._leave_ring(demand.tenant)
             del self.flows[demand.tenant]
             self._holders.discard(demand.tenant)
             self._weights -= flow.weight
@@ -136,6 +144,8 @@ class Lane:
         for tenant in list(self._holders):
             flow = self.flows[tenant]
             demand, verdict = flow.head(gate)
+            if verdict is Verdict.NOBODY:
+                return None
             if demand is None:
                 self._holders.discard(tenant)
             elif flow.deficit < demand.cost_tokens:
@@ -154,9 +164,14 @@ class Lane:
         for room keeps it.
         """
         able: list[tuple[Flow, Demand]] = []
-        for _ in range(len(self.flows)):
-            tenant, flow = next(iter(self.flows.items()))
-            demand, verdict = (None, Verdict.NO) if tenant in self._holders else flow.head(gate)
+        for _ in range(len(self._ring)):
+            tenant, flow = next(iter(self._ring.items()))
+            holds = tenant in self._holders
+            demand, verdict = (None, Verdict.NO) if holds else flow.head(gate)
+            if verdict is Verdict.NOBODY:
+                return None
+            if demand is None and not holds and self._park(tenant, flow):
+                continue
             if demand is not None:
                 if not self._turn_begun:
                     flow.deficit += self._quantum * flow.weight
@@ -215,9 +230,33 @@ class Lane:
 
     def _pass_on(self, tenant: str) -> None:
         """The tenant's turn is over."""
-        if tenant == next(iter(self.flows)):
+        if tenant == next(iter(self._ring)):
             self._turn_begun = False
-        self.flows.move_to_end(tenant)
+        self._ring.move_to_end(tenant)
+
+    def unpark(self, tenant: str) -> None:
+        """There may be room for a tenant again."""
+        flow = self.flows.get(tenant)
+        if flow is not None and tenant not in self._ring:
+            self._ring[tenant] = flow
+
+    def _park(self, tenant: str, flow: Flow) -> bool:
+        """Look at a flow no more until a counter of its own has room; False if it lacks other
+        things too."""
+        counters = [demand.parked_at for demand in flow.heads()]
+        if None in counters:
+            return False
+        for counter in counters:
+            if counter is not None:
+                counter.parked[self, tenant] = None
+        self._leave_ring(tenant)
+        return True
+
+    def _leave_ring(self, tenant: str) -> None:
+        if tenant in self._ring:
+            if tenant == next(iter(self._ring)):
+                self._turn_begun = False
+            del self._ring[tenant]
 
 
 class FairQueue:

@@ -37,6 +37,13 @@ class Subject(Protocol):
     lane: str
 
 
+class Parking(Protocol):
+    """Where flows wait that are not looked at."""
+
+    def unpark(self, tenant: str) -> None:
+        """Look at a tenant again."""
+
+
 class Counter:
     """What one rule (or one value of its ``per``) has running and waiting.
 
@@ -45,6 +52,7 @@ class Counter:
         lent_requests, lent_tokens: of its limits, in use by rules that borrowed.
         waiting, waiting_tokens, waiting_bytes: requests in queues that it matches.
         drain: work that started while some waited.
+        parked: lanes and tenants to look at again when something is given back.
         claimed: a request whose turn it is waits for room here; others do not pass it.
     """
 
@@ -54,6 +62,7 @@ class Counter:
         "key",
         "lent_requests",
         "lent_tokens",
+        "parked",
         "request_rate",
         "requests",
         "rule",
@@ -76,6 +85,7 @@ class Counter:
         self.waiting_bytes = 0
         self.drain = DrainRate()
         self.claimed = False
+        self.parked: dict[tuple[Parking, str], None] = {}
         self.request_rate = _bucket(rule.policy.requests_per_minute, rule.policy.burst_s, now)
         self.token_rate = _bucket(rule.policy.tokens_per_minute, rule.policy.burst_s, now)
 
@@ -102,6 +112,11 @@ class Counter:
         return None
 
     @property
+    def waits_for_an_end(self) -> bool:
+        """Whether only the end of one of its own requests can make room."""
+        return self.rule.of_one_tenant and not self.rule.lenders and self.free_requests < 1
+
+    @property
     def reason(self) -> str:
         """What a request that lacks room here is told."""
         return f"quota:{self.rule.name}"
@@ -111,6 +126,13 @@ class Counter:
         """Whether no further request of it may wait."""
         longest = self.rule.policy.max_queue
         return longest is not None and self.waiting >= longest
+
+    def wake(self) -> None:
+        """There may be room again."""
+        if self.parked:
+            for lane, tenant in self.parked:
+                lane.unpark(tenant)
+            self.parked.clear()
 
     def lenders(self) -> Iterator[Counter]:
         """Counters that this one may borrow from."""
@@ -179,6 +201,7 @@ class Rule:
     """A quota rule at work.
 
     Attributes:
+        for_all: it counts every request of its pools in one counter.
         of_one_tenant: each of its counters is a single tenant's.
         tightness: part of the limits that hold now; 1 unless pressed.
         counters: by the values of ``per``, least recently made first.
@@ -205,6 +228,7 @@ class Rule:
             if wanted
         ]
         self.of_one_tenant = "tenant" in policy.per or len(match.tenants) == 1
+        self.for_all = not policy.per and all(name == "pool" for name, _ in self._matches)
         self._per = [_FIELDS[dimension] for dimension in policy.per]
 
     def matches(self, subject: Subject) -> bool:
@@ -233,6 +257,8 @@ class Rule:
         self.tightness = tightness
         self.concurrency = _limit(self.policy.concurrency, tightness)
         self.tokens_in_flight = _limit(self.policy.tokens_in_flight, tightness)
+        for counter in self.counters.values():
+            counter.wake()
 
     def sweep(self, now: float) -> None:
         """Drop counters that nothing depends on, a few at each call."""
@@ -325,9 +351,11 @@ def give_back(holdings: list[Holding]) -> None:
         counter = holding.counter
         counter.requests -= holding.requests
         counter.tokens -= holding.tokens
+        counter.wake()
         for lender, requests, tokens in holding.loans:
             lender.lent_requests -= requests
             lender.lent_tokens -= tokens
+            lender.wake()
 
 
 _FIELDS = {

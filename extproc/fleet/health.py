@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from extproc.fleet.table import Bools, Floats, Ints, WorkerTable
+from extproc.fleet.table import NEVER, Bools, Floats, Ints, WorkerTable
 from extproc.fleet.worker import EngineError, LoadReport
 from extproc.policy import HealthPolicy
 
@@ -41,11 +41,17 @@ class Health:
     Args:
         table: ``health_*``, ``ttft_share``, ``error_rate``, ``prefill_tokens_per_s``, ``tpot_s``,
             ``progress_at``, ``cooling_until`` and ``suspect_until`` are written here.
+
+    Attributes:
+        any_slow, any_pressed: whether some worker has a slowness above 1, some KV pressure.
+        marked_until: seconds until which some worker cools down or is suspect.
     """
 
     def __init__(self, table: WorkerTable, policy: HealthPolicy, now: float) -> None:
         self._table = table
         self.policy = policy
+        self.any_slow = self.any_pressed = True
+        self.marked_until = NEVER
         self._faded_at = now
 
     def start(self, column: int, now: float, *, score: float) -> None:
@@ -94,11 +100,16 @@ class Health:
             table.error_rate[column] = rate * (1.0 - _NEW_SAMPLE)
         elif error in _SATURATED:
             table.error_rate[column] = 1.0
-            self._mark(table.cooling_until, column, now)
+            self.mark(table.cooling_until, column, now + self.policy.cool_down_s)
         elif error in _BROKEN:
             table.error_rate[column] = rate + _NEW_SAMPLE * (1.0 - rate)
             if table.error_rate[column] >= _OPEN_AT:
-                self._mark(table.suspect_until, column, now)
+                self.mark(table.suspect_until, column, now + self.policy.cool_down_s)
+
+    def mark(self, until: Floats, column: int, until_s: float) -> None:
+        """A worker cools down or is suspect until a time; a mark never ends sooner for it."""
+        until[column] = max(until[column], until_s)
+        self.marked_until = max(self.marked_until, until_s)
 
     def tick(self, now: float, trust: Floats) -> None:
         """Forget a little, find workers that stall, and set where every score tends to.
@@ -116,7 +127,8 @@ class Health:
         target = self._targets()
         stalled = self.stalled(now)
         target[stalled] = 0.0
-        table.suspect_until[stalled] = np.maximum(table.suspect_until[stalled], now + 1.0)
+        for column in np.flatnonzero(stalled):
+            self.mark(table.suspect_until, int(column), now + 1.0)
         table.health_base[:] = np.minimum(current, target)
         table.health_target[:] = target
         table.health_since[:] = now
@@ -137,6 +149,8 @@ class Health:
             table.kv_pressure[:] = 0.0
         else:
             table.kv_pressure[:] = _share(mean + trust * (usage - mean) - 0.8, 0.2)
+        self.any_slow = bool((table.slowness > 1.0).any())
+        self.any_pressed = bool(table.kv_pressure.any())
 
     def stalled(self, now: float) -> Bools:
         """Workers that owe a first token and have shown no progress for too long."""
@@ -165,9 +179,6 @@ class Health:
             return None
         policy = self.policy
         return ttft_s / (policy.ttft_limit_s + ahead_tokens / policy.slow_prefill_tokens_per_s)
-
-    def _mark(self, until: Floats, column: int, now: float) -> None:
-        until[column] = max(until[column], now + self.policy.cool_down_s)
 
 
 def error_of(status: int) -> EngineError:

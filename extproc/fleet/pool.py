@@ -61,6 +61,7 @@ class Pool:
         self._picks = 0
         self.newest_at = now
         self._ticked_at = now
+        self._fresh_until = NEVER
         self._serving: dict[str, Bools] = {}
         for address in policy.workers:
             self._add(address, reports=False, now=now)
@@ -105,7 +106,9 @@ class Pool:
         worker.last_report = load
         worker.reported_at = now
         self.table.ready[column] = load.state is WorkerState.READY
-        self.table.fresh_until[column] = now - load.age_s + self._reports.stale_after_s
+        fresh_until = now - load.age_s + self._reports.stale_after_s
+        self.table.fresh_until[column] = fresh_until
+        self._fresh_until = min(self._fresh_until, fresh_until)
         if not load.state.keeps_cache:
             # An engine that is gone comes back empty; its next snapshot says what it has.
             self.forget_digest(worker)
@@ -168,7 +171,7 @@ class Pool:
         """Envoy had to retry away from this worker: last resort for a while."""
         until = now + self.policy.routing.suspect_s
         column = worker.column
-        self.table.suspect_until[column] = max(self.table.suspect_until[column], until)
+        self.health.mark(self.table.suspect_until, column, until)
         if not worker.tells_ends:
             self.health.ended(column, EngineError.OTHER, now)
 
@@ -350,6 +353,18 @@ class Pool:
         left: Floats = (self.table.fresh_until - now) / self._reports.stale_after_s
         return np.clip(left, 0.0, 1.0)
 
+    def all_sound(self, now: float) -> bool:
+        """Whether no worker is silent, suspect or cooling down; False where that is not known.
+
+        One comparison in place of several arrays: most of the time the answer is yes.
+        """
+        return now < self._fresh_until and now >= self.health.marked_until
+
+    @property
+    def zoned(self) -> bool:
+        """Whether the gateway's zone matters."""
+        return bool(self.policy.routing.zone)
+
     def column_of(self, address: str | None) -> int:
         """Column of a worker, -1 if it is not there."""
         worker = self.workers.get(address or "")
@@ -394,6 +409,7 @@ class Pool:
         self.table.kv_usage[silent] = np.nan
         self.table.recent_tokens *= math.exp(-max(0.0, now - self._ticked_at) / _RECENT_S)
         self._ticked_at = now
+        self._fresh_until = float(self.table.fresh_until[self.table.present].min(initial=ALWAYS))
         self.health.tick(now, self.trust(now))
         self._age_overlays(now)
         return lost
@@ -446,7 +462,7 @@ class Pool:
         """A worker of the static list got an agent: believe that from now on."""
         worker.reports = True
         self.table.ready[worker.column] = False
-        self.table.fresh_until[worker.column] = NEVER
+        self.table.fresh_until[worker.column] = self._fresh_until = NEVER
 
     def _remove(self, worker: Worker) -> None:
         """Bookings that outlive their worker are released against nothing."""

@@ -32,7 +32,7 @@ class WorkerTable:
 
     Attributes:
         present: the column belongs to a worker.
-        ready: its last report said it can serve.
+        ready: it is there, and its last report said that it can serve.
         leads: requests may be sent to it; False for workers that only prefill for others.
         prefills, decodes: it is labelled to prefill for others, to answer what another prefilled.
         elsewhere: it is labelled with another zone than the gateway's.
@@ -56,7 +56,8 @@ class WorkerTable:
         kv_pressure: KV use beyond 80%, 0 to 1; an unknown or stale one is the pool's mean.
         error_rate: moving average of its own errors, 0 to 1.
         progress_at: seconds of the last sign that it computes.
-        health_base, health_target, health_since: the score at a time, and where it tends.
+        health_base, health_target, health_since: the score at a time, the last tick's as a
+            rule, and where it tends.
         cooling_until: seconds until which long prompts avoid it.
         joined_at: seconds since which it is there, new or empty again.
         picked_at: running number of its last pick.
@@ -137,11 +138,11 @@ class WorkerTable:
 
     def usable(self) -> Bools:
         """Workers that are there and ready for requests, full or not."""
-        return self.present & self.ready & self.leads
+        return self.ready & self.leads
 
     def prefillers(self) -> Bools:
         """Workers that are there and ready to prefill for others."""
-        return self.present & self.ready & self.prefills
+        return self.ready & self.prefills
 
     def has_slot(self) -> Bools:
         """Usable workers with room for one request more."""
@@ -155,9 +156,11 @@ class WorkerTable:
         """
         running = self.running()
         fits = self.kv_free_blocks - self.kv_booked_blocks >= kv_blocks
-        short = self.engine_queue <= max_engine_queue
-        room: Bools = self.usable() & (running < self.slots) & ((short & fits) | (running == 0))
-        return room
+        fits &= self.engine_queue <= max_engine_queue
+        fits |= running == 0
+        fits &= running < self.slots
+        fits &= self.usable()
+        return fits
 
     def last_resort(self, now: float) -> Bools:
         """Workers to use only when no better one is left: silent or suspect."""

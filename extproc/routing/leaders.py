@@ -9,7 +9,7 @@ import random
 
 import numpy as np
 
-from extproc.fleet.table import Bools, Floats, WorkerTable
+from extproc.fleet.table import Bools, Floats, Ints, WorkerTable
 from extproc.policy import AffinityPolicy, ReplicaPolicy, WarmupPolicy
 from extproc.routing.history import Placement
 
@@ -79,7 +79,7 @@ def newcomers(table: WorkerTable, usable: Bools, policy: WarmupPolicy, now: floa
 def exploring(
     allowed: Bools,
     new: Bools,
-    running: Floats,
+    running: Floats | Ints,
     usable: Bools,
     policy: WarmupPolicy,
     rng: random.Random,
@@ -92,7 +92,7 @@ def exploring(
     return narrowed if narrowed.any() else allowed
 
 
-def discounted(load: Floats, new: Bools, age_s: Floats, policy: WarmupPolicy) -> Floats:
+def discounted(load: Ints, new: Bools, age_s: Floats, policy: WarmupPolicy) -> Floats:
     """Load with what new workers are forgiven, fading over their time as new."""
     left = np.clip(1.0 - age_s / policy.duration_s, 0.0, 1.0)
     lighter: Floats = load * (1.0 - policy.load_discount * left * new)

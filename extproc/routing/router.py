@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from extproc.errors import NoReadyWorker
 from extproc.fleet.pool import Pool
-from extproc.fleet.table import Bools, Floats
+from extproc.fleet.table import Bools, Floats, Ints
 from extproc.policy import RoutingPolicy, Term
 from extproc.routing import leaders
 from extproc.routing.adapters import AdapterHomes
@@ -23,9 +23,10 @@ from extproc.routing.disaggregation import Handoff, handoff
 from extproc.routing.history import Conversations, Placement, Sessions
 from extproc.routing.hot import HotPrefixes
 from extproc.routing.picker import Picker
-from extproc.routing.prediction import cached_tokens, worth_moving_for
+from extproc.routing.prediction import MOST_RUNNING, cached_tokens, worth_moving_for
 from extproc.routing.profiles import PROFILES, weights_of
 from extproc.routing.terms import TERMS, Candidates, Places, hash_order
+from extproc.routing.terms import load as share_of_slots
 from extproc.tokens.blocks import Keys
 from extproc.tokens.keyer import PromptKeys
 
@@ -57,7 +58,8 @@ class Route:
     """An ordered choice of workers and what the first is expected to have cached.
 
     Attributes:
-        terms: weighted cost of each term by column, for explanations.
+        terms: weighted cost of each term by column, for explanations; those that cost nobody
+            anything are left out.
         keys: of the first prompt that has any.
         before: where the conversation that this prompt continues went last.
         hot_key: the block that ends the longest cached prefix, if that is a good part.
@@ -130,13 +132,11 @@ class Router:
         usable = pool.usable(asked.model)
         if asked.subset is not None:
             usable = usable & pool.among(asked.subset)
-        if not usable.any():
-            raise NoReadyWorker("No worker that may serve this request is ready.")
-        total = sum(prompt.tokens for prompt in prompts)
+        total = sum([prompt.tokens for prompt in prompts])
         predicted = cached_tokens(pool, prompts, now)
-        best = float(predicted[usable].max(initial=0.0))
+        best, known_blocks = self._best_match(predicted, usable)
         keys = next((prompt.keys for prompt in prompts if len(prompt.keys)), None)
-        found = None if keys is None else keys[: self._found_blocks(predicted, usable)]
+        found = None if keys is None else keys[:known_blocks]
         before = None if found is None else self.conversations.find(found)
         useful = best >= max(1.0, self._policy.replicas.min_share * total)
         hot_key = int(found[-1]) if found is not None and useful else None
@@ -145,16 +145,19 @@ class Router:
         adapter = asked.model if asked.model and pool.is_adapter(asked.model) else ""
         places = self._places(keys, before, session, adapter)
         request = self._candidates(asked, usable, predicted, total, places, now)
-        terms = {term: weight * TERMS[term](request) for term, weight in self._weights.items()}
+        terms = self._terms(request)
         cost = sum(terms.values(), start=np.zeros(len(predicted)))
-        avoided = self._avoided(total - predicted, now)
-        cost[avoided] += _LAST_RESORT_COST
         first = self._allowed(asked, usable, total - int(best))
-        if (first & ~avoided).any():
-            first = first & ~avoided
+        avoided = self._avoided(total - predicted, now)
+        if avoided is not None:
+            cost[avoided] += _LAST_RESORT_COST
+            sound = first & ~avoided
+            first = sound if sound.any() else first
         if asked.needs_slot and self._uses_cache:
             first = self._narrowed(first, request, predicted, best, before, hot_key, now)
         columns = self._picker.pick(cost, first, usable, self._policy.endpoints)
+        if not columns:
+            raise NoReadyWorker("No worker that may serve this request is ready.")
         matched = int(predicted[columns[0]])
         return Route(
             columns,
@@ -195,26 +198,42 @@ class Router:
         return found
 
     def _handoff(
-        self, asked: Asked, leader: int, avoided: Bools, predicted: Floats, total: int
+        self, asked: Asked, leader: int, avoided: Bools | None, predicted: Floats, total: int
     ) -> Handoff | None:
         policy, pool = self._policy.disaggregation, self._pool
         if not policy.min_uncached_tokens:
             return None
-        able = pool.prefillers(asked.model) & ~avoided
+        able = pool.prefillers(asked.model)
+        if avoided is not None:
+            able = able & ~avoided
         if asked.subset is not None:
             able = able & pool.among(asked.subset)
         return handoff(pool.table, leader, able, predicted, total, policy)
 
-    def _found_blocks(self, predicted: Floats, usable: Bools) -> int:
-        """Leading blocks of the prompt that some worker has, if predictions are right."""
-        tokens = predicted[usable] / self._pool.table.cache_credit[usable]
-        return math.ceil(float(tokens.max(initial=0.0)) / self._pool.policy.block_size_tokens)
+    def _terms(self, request: Candidates) -> dict[Term, Floats]:
+        """Weighted costs of the terms that cost somebody something."""
+        weighted: dict[Term, Floats] = {}
+        for term, weight in self._weights.items():
+            values = TERMS[term](request)
+            if values is not None:
+                weighted[term] = np.asarray(weight * values, dtype=np.float64)
+        return weighted
+
+    def _best_match(self, predicted: Floats, usable: Bools) -> tuple[float, int]:
+        """Most tokens that a worker is expected to have, and the prompt's blocks behind them."""
+        reachable = predicted * usable
+        column = int(reachable.argmax())
+        best = float(reachable[column])
+        tokens = best / float(self._pool.table.cache_credit[column])
+        return best, math.ceil(tokens / self._pool.policy.block_size_tokens)
 
     def _allowed(self, asked: Asked, usable: Bools, uncached_tokens: int) -> Bools:
         """Who may lead: workers with room, else with a slot, else anybody usable."""
         if not asked.needs_slot:
             return usable
-        room = usable & self._pool.has_room(asked.model, uncached_tokens + asked.output_tokens)
+        room = self._pool.has_room(asked.model, uncached_tokens + asked.output_tokens)
+        if asked.subset is not None:
+            room = room & usable
         if not room.any():
             room = usable & self._pool.has_slot(asked.model)
         return room if room.any() else usable
@@ -244,15 +263,15 @@ class Router:
         now: float,
     ) -> Candidates:
         pool, table, policy = self._pool, self._pool.table, self._policy
-        running = table.running().astype(float)
-        pending = table.pending_prefill_tokens.astype(float)
+        running: Floats | Ints = table.running()
+        pending: Floats | Ints = table.pending_prefill_tokens
         new = None
         if now - pool.newest_at < policy.warmup.duration_s:
             new = leaders.newcomers(table, usable, policy.warmup, now)
         if new is not None:
             age_s = now - table.joined_at
-            running = leaders.discounted(running, new, age_s, policy.warmup)
-            pending = leaders.discounted(pending, new, age_s, policy.warmup)
+            running = leaders.discounted(table.running(), new, age_s, policy.warmup)
+            pending = leaders.discounted(table.pending_prefill_tokens, new, age_s, policy.warmup)
         return Candidates(
             table=table,
             usable=usable,
@@ -261,9 +280,11 @@ class Router:
             cached=worth_moving_for(predicted, total, running, usable, policy.affinity),
             running=running,
             pending_prefill=pending,
-            scores=pool.health.scores(now),
             new=new,
             places=places,
+            slow=pool.health.any_slow,
+            pressed=pool.health.any_pressed,
+            zoned=pool.zoned,
         )
 
     def _narrowed(
@@ -278,8 +299,8 @@ class Router:
     ) -> Bools:
         """The allowed workers that should lead, by the first rule that applies."""
         policy, table = self._policy, self._pool.table
-        load = request.running / np.maximum(table.slots, 1)
         if before is not None and policy.affinity.sticky_s:
+            load = share_of_slots(request)
             stay = leaders.staying(allowed, request.places.last, before, load, policy.affinity, now)
             if stay is not allowed:
                 return stay
@@ -291,8 +312,8 @@ class Router:
             )
         if self.is_hot(hot_key, now):
             holders = leaders.holders_of(predicted, best, request.usable)
-            least = request.running[request.usable].min(initial=np.inf)
-            loaded = (load >= policy.replicas.max_load) | (
+            least = request.running[request.usable].min(initial=MOST_RUNNING)
+            loaded = (share_of_slots(request) >= policy.replicas.max_load) | (
                 request.running >= least + policy.replicas.max_extra_running
             )
             order = hash_order(table.seed, hot_key)
@@ -305,8 +326,10 @@ class Router:
             return True
         return self._pool.told_hot(key) >= self._policy.replicas.hot_per_s
 
-    def _avoided(self, uncached: Floats, now: float) -> Bools:
-        """Silent and suspect workers, and for long prompts those that cool down."""
+    def _avoided(self, uncached: Floats, now: float) -> Bools | None:
+        """Silent and suspect workers, and for long prompts those that cool down; None: nobody."""
+        if self._pool.all_sound(now):
+            return None
         table = self._pool.table
         long = uncached >= self._policy.health.cool_down_min_tokens
         avoided: Bools = table.last_resort(now) | (long & (table.cooling_until > now))

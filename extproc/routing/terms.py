@@ -2,6 +2,8 @@
 
 Unless a term says otherwise its unit is *tokens of prefill work*; weights turn the others
 into it. What a worker has not told is the pool's mean by the time it comes here, never zero.
+None is nothing for anybody: a decision over a few workers costs as many microseconds as it
+touches arrays.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from extproc.fleet.table import Bools, Floats, WorkerTable
+from extproc.fleet.table import Bools, Floats, Ints, WorkerTable
 from extproc.policy import Term
 
 _HASH_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -47,8 +49,8 @@ class Candidates:
         cached: prompt tokens that count as cached, by worker.
         running: requests on each worker, a new worker's discounted.
         pending_prefill: tokens without a first token on each, discounted likewise.
-        scores: health, 0 to 100.
         new: workers that are new among older ones; None if there are none.
+        slow, pressed, zoned: whether slowness, KV pressure, zones differ from nothing.
     """
 
     table: WorkerTable
@@ -56,11 +58,13 @@ class Candidates:
     prompt_tokens: int
     output_tokens: int
     cached: Floats
-    running: Floats
-    pending_prefill: Floats
-    scores: Floats
+    running: Floats | Ints
+    pending_prefill: Floats | Ints
     new: Bools | None
     places: Places = Places()
+    slow: bool = True
+    pressed: bool = True
+    zoned: bool = True
 
 
 def uncached(request: Candidates) -> Floats:
@@ -68,17 +72,17 @@ def uncached(request: Candidates) -> Floats:
     return request.prompt_tokens - request.cached
 
 
-def pending_prefill(request: Candidates) -> Floats:
+def pending_prefill(request: Candidates) -> Floats | Ints:
     """Tokens sent to the worker whose requests have no first token yet."""
     return request.pending_prefill
 
 
-def running(request: Candidates) -> Floats:
+def running(request: Candidates) -> Floats | Ints:
     """Requests running or waiting on the worker; unit: requests."""
     return request.running
 
 
-def queued_tokens(request: Candidates) -> Floats:
+def queued_tokens(request: Candidates) -> Floats | Ints:
     """Prompt tokens to compute and output tokens to generate that we have there."""
     return request.pending_prefill + request.table.output_tokens
 
@@ -88,8 +92,10 @@ def recent_work(request: Candidates) -> Floats:
     return request.table.recent_tokens
 
 
-def slow_prefill(request: Candidates) -> Floats:
+def slow_prefill(request: Candidates) -> Floats | None:
     """Extra time of the prefills on a much slower worker, in the pool's mean tokens."""
+    if not request.slow:
+        return None
     work = request.pending_prefill + uncached(request)
     extra: Floats = work * np.maximum(0.0, request.table.slowness - 1.0)
     return extra
@@ -105,20 +111,20 @@ def finish(request: Candidates) -> Floats:
     return work + request.output_tokens * tpot_s * rate
 
 
-def kv_pressure(request: Candidates) -> Floats:
+def kv_pressure(request: Candidates) -> Floats | None:
     """KV use beyond 80%, 0 to 1: what comes there pushes running requests out."""
-    return request.table.kv_pressure
+    return request.table.kv_pressure if request.pressed else None
 
 
 def health(request: Candidates) -> Floats:
     """``100 / score - 1``: nothing for a healthy worker, 1 at 50, 9 at 10."""
-    odds: Floats = 100.0 / np.maximum(request.scores, 1.0) - 1.0
+    odds: Floats = 100.0 / np.maximum(request.table.health_base, 1.0) - 1.0
     return odds
 
 
 def health_loss(request: Candidates) -> Floats:
     """Points missing from a score of 100."""
-    return 100.0 - request.scores
+    return 100.0 - request.table.health_base
 
 
 def load(request: Candidates) -> Floats:
@@ -138,31 +144,31 @@ def prefix_locality(request: Candidates) -> Floats:
     return -request.cached
 
 
-def switch(request: Candidates) -> Floats:
+def switch(request: Candidates) -> Floats | None:
     """1 for every worker but the conversation's last."""
     return _elsewhere(request, request.places.last)
 
 
-def session(request: Candidates) -> Floats:
+def session(request: Candidates) -> Floats | None:
     """1 for every worker but the session's last."""
     return _elsewhere(request, request.places.session)
 
 
-def adapter_cold(request: Candidates) -> Floats:
+def adapter_cold(request: Candidates) -> Floats | None:
     """1 where the request's adapter would have to be loaded first."""
     if request.places.adapter_loaded is None:
-        return np.zeros(len(request.cached))
+        return None
     return np.where(request.places.adapter_loaded, 0.0, 1.0)
 
 
-def zone(request: Candidates) -> Floats:
+def zone(request: Candidates) -> Floats | None:
     """1 where the worker is labelled with another zone than the gateway's."""
-    return request.table.elsewhere.astype(np.float64)
+    return request.table.elsewhere.astype(np.float64) if request.zoned else None
 
 
-def last_pick(request: Candidates) -> Floats:
+def last_pick(request: Candidates) -> Ints:
     """Running number of the worker's last pick: the longest not picked is next."""
-    return request.table.picked_at.astype(np.float64)
+    return request.table.picked_at
 
 
 def hash_rank(request: Candidates) -> Floats:
@@ -190,7 +196,7 @@ def hash_order(seeds: npt.NDArray[np.uint64], key: int) -> Floats:
     return order
 
 
-TERMS: dict[Term, Callable[[Candidates], Floats]] = {
+TERMS: dict[Term, Callable[[Candidates], Floats | Ints | None]] = {
     "uncached": uncached,
     "pending_prefill": pending_prefill,
     "running": running,
@@ -213,9 +219,9 @@ TERMS: dict[Term, Callable[[Candidates], Floats]] = {
 }
 
 
-def _elsewhere(request: Candidates, column: int) -> Floats:
-    there = np.zeros(len(request.cached))
-    if column >= 0:
-        there += 1.0
-        there[column] = 0.0
+def _elsewhere(request: Candidates, column: int) -> Floats | None:
+    if column < 0:
+        return None
+    there = np.ones(len(request.cached))
+    there[column] = 0.0
     return there

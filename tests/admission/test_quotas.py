@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -262,13 +263,9 @@ class TestPressure:
             seen.append((some.now, self.tightness(some)))
 
         some.run_until(20.0, watch)
-        steps = [
-            now
-            for (_, before), (now, after) in zip(seen, seen[1:], strict=False)
-            if after != before
-        ]
+        steps = [now for (_, before), (now, after) in pairwise(seen) if after != before]
         assert len(steps) >= 3
-        assert all(b - a >= 3.9 for a, b in zip(steps, steps[1:], strict=False))
+        assert all(b - a >= 3.9 for a, b in pairwise(steps))
 
 
 class TestEviction:

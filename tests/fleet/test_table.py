@@ -43,10 +43,10 @@ def test_a_reset_column_is_nobodys() -> None:
     assert used.slots[1] == 1
 
 
-def test_a_slot_is_for_a_present_and_ready_worker_that_is_not_full() -> None:
+def test_a_slot_is_for_a_ready_worker_that_leads_and_is_not_full() -> None:
     workers = table(5)
     workers.slots[:] = 2
-    workers.present[:] = [False, True, True, True, True]
+    workers.leads[:] = [False, True, True, True, True]
     workers.ready[:] = [True, False, True, True, True]
     workers.in_flight[:] = [0, 0, 1, 1, 2]
     workers.foreign[:] = [0, 0, 0, 1, 1]

@@ -18,6 +18,7 @@ def table(**columns: list[float]) -> WorkerTable:
     made.resize(3)
     made.present[:] = True
     made.slots[:] = 10
+    made.health_base[:] = 100.0, 50.0, 0.0
     for name, values in columns.items():
         getattr(made, name)[:] = values
     return made
@@ -32,16 +33,14 @@ def request(workers: WorkerTable | None = None, **changes: Any) -> Candidates:
         "cached": np.array([0.0, 50.0, 100.0]),
         "running": np.array([0.0, 1.0, 5.0]),
         "pending_prefill": np.array([10.0, 0.0, 30.0]),
-        "scores": np.array([100.0, 50.0, 0.0]),
         "new": None,
     }
     return Candidates(**{**defaults, **changes})
 
 
-def cost(term: Term, workers: WorkerTable | None = None, **changes: Any) -> list[float]:
+def cost(term: Term, workers: WorkerTable | None = None, **changes: Any) -> list[float] | None:
     values = TERMS[term](request(workers, **changes))
-    assert values.dtype == np.float64
-    return [round(value, 6) for value in values.tolist()]
+    return None if values is None else [round(value, 6) for value in values.tolist()]
 
 
 def test_every_term_of_the_policy_is_there() -> None:
@@ -98,10 +97,22 @@ def test_kv_pressure_is_what_the_table_says() -> None:
     assert cost("kv_pressure", table(kv_pressure=[0.0, 0.5, 1.0])) == [0, 0.5, 1]
 
 
+def test_another_zone_costs() -> None:
+    assert cost("zone", table(elsewhere=[0.0, 1.0, 0.0])) == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("term", "known"),
+    [("kv_pressure", "pressed"), ("slow_prefill", "slow"), ("zone", "zoned")],
+)
+def test_what_is_known_to_be_nothing_is_left_out(term: Term, known: str) -> None:
+    assert cost(term, **{known: False}) is None
+
+
 @pytest.mark.parametrize(("term", "field"), [("switch", "last"), ("session", "session")])
 def test_leaving_the_last_worker_costs(term: Term, field: str) -> None:
     assert cost(term, places=Places(**{field: 1})) == [1, 0, 1]
-    assert cost(term) == [0, 0, 0]
+    assert cost(term) is None
 
 
 def test_an_adapter_that_is_not_loaded_costs() -> None:
@@ -110,7 +121,7 @@ def test_an_adapter_that_is_not_loaded_costs() -> None:
         1,
         0,
     ]
-    assert cost("adapter_cold") == [0, 0, 0]
+    assert cost("adapter_cold") is None
 
 
 class TestHashRank:
