@@ -44,10 +44,10 @@ async def test_the_first_token_of_a_warm_prompt_comes_ten_times_sooner(mid: Syst
     found = 0
     async with client_for(mid.url) as client:
         for worker in mid.workers:  # first use of a shape costs an engine extra
-            warm_up = {"model": MODEL, "prompt": text(1_300, seed=99), "max_tokens": 2}
+            warm_up = {"model": MODEL, "prompt": text(1_400, seed=99), "max_tokens": 2}
             await client.post(f"http://{worker.address}/v1/completions", json=warm_up)
         for number in range(PROMPTS):
-            prompt = text(1_400, seed=number)
+            prompt = text(1_500, seed=number)
             cold, home, tokens = await first_chunk(client, prompt)
             assert abs(tokens - PROMPT_TOKENS) < 100
             cold_s.append(cold)
