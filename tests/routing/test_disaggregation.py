@@ -67,6 +67,7 @@ class TestRoles:
 class TestHandoff:
     def test_a_long_prompt_is_computed_elsewhere(self) -> None:
         workers = fleet("prefill", "decode", disaggregation=OFFLOAD)
+        workers.scheduler.tick(0.0)
         decision = workers.arrive(LONG).decision
         assert decision is not None
         assert (decision.endpoints, decision.prefiller) == ((address(1),), address(0))
