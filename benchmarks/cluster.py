@@ -50,11 +50,12 @@ class Cluster(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Engine:
-    """Ports of one simulated worker."""
+    """Ports of one simulated worker, and the socket on which it tells of its requests."""
 
     port: int
     kv_events_port: int
     kv_replay_port: int
+    socket: Path
 
     @property
     def address(self) -> str:
@@ -105,7 +106,11 @@ def _sum(processes: Sequence[Running]) -> Usage:
 def engines(settings: Cluster, model_dir: Path, folder: Path) -> Iterator[list[Engine]]:
     """Workers with empty caches, up."""
     ports = free_ports(3 * settings.workers)
-    all_engines = [Engine(*ports[first : first + 3]) for first in range(0, len(ports), 3)]
+    threes = zip(ports[::3], ports[1::3], ports[2::3], strict=True)
+    all_engines = [
+        Engine(port, events, replay, folder / f"engine-{number}.sock")
+        for number, (port, events, replay) in enumerate(threes)
+    ]
     with ExitStack() as stack:
         started = [
             stack.enter_context(running(f"engine-{number}", command, folder))
@@ -132,6 +137,7 @@ def _engine_commands(
             num_blocks=settings.num_blocks,
             max_model_len=settings.max_model_len,
             timing=settings.timing,
+            socket=engine.socket,
             seed=1_000 * settings.seed + number,
         )
 
@@ -189,6 +195,7 @@ def _agent_commands(
             kv_replay=f"tcp://{HOST}:{engine.kv_replay_port}",
             scheduler=f"{HOST}:{control_port}",
             max_running=settings.max_num_seqs if settings.tell_slots else 0,
+            socket=engine.socket,
             drain_s=0,
         )
 

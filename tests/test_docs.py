@@ -47,10 +47,3 @@ def test_the_page_of_refusals_says_what_a_caller_can_do(refusal: type[Refusal]) 
     assert ("`retry-after`, `retry-after-ms`" in headers) is refusal.retryable
     assert ("`x-should-retry: false`" in headers) is not refusal.retryable
     assert meaning.endswith(".")
-
-
-@pytest.mark.parametrize("refusal", REFUSALS)
-def test_the_readme_lists_every_refusal(refusal: type) -> None:
-    code, status = refusal.code, refusal.http_status  # type: ignore[attr-defined]
-    retry = "yes" if refusal.retryable else "no"  # type: ignore[attr-defined]
-    assert f"| `{code}` | {status} | {retry} |" in (ROOT / "README.md").read_text()

@@ -81,7 +81,10 @@ def test_an_unknown_arm_is_refused_before_anything_starts() -> None:
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 def test_every_peer_is_told_all_workers_and_its_policy(peer: Peer, tmp_path: Path) -> None:
-    engines = [Engine(8001, 5557, 5657), Engine(8002, 5558, 5658)]
+    engines = [
+        Engine(8001, 5557, 5657, Path("1.sock")),
+        Engine(8002, 5558, 5658, Path("2.sock")),
+    ]
     command = peer.command(Start(tmp_path, engines, 9000, 9001, tmp_path), peer.policy)
     written = "".join(path.read_text() for path in tmp_path.glob("*.yaml"))
     told = " ".join(command) + written
