@@ -14,7 +14,7 @@ PROTOS := $(wildcard proto/kvgate/v1/*.proto)
 CORE := extproc/errors.py,extproc/policy/*,extproc/decision/*,extproc/scheduler.py,extproc/stream.py,extproc/replies.py,extproc/request/*,extproc/tokens/*,extproc/cache/*,extproc/fleet/*,extproc/admission/*,extproc/routing/*
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint types unit vllm test-vllm bench bench-smoke bench-load bench-queue bench-overload bench-compare bench-simulate proto proto-check envoy docs lock clean
+.PHONY: help run test check lint types unit vllm test-vllm bench bench-smoke bench-load bench-overload bench-compare bench-simulate proto proto-check envoy docs lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -61,15 +61,14 @@ test-vllm: $(READY) $(VLLM_READY) ## Tests on real vLLM servers, and the simulat
 
 bench: $(READY) ## Benchmarks of the decision path and of Envoy with and without kvgate
 	$(BIN)/python -m benchmarks.hot_path
+	$(BIN)/python -m benchmarks.routing_cost
+	$(BIN)/python -m benchmarks.queue_costs
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.digest_build
 	$(BIN)/python -m benchmarks.middleware
 
 bench-load: $(READY) ## Load test: make bench-load URL=http://host:port [LOAD='--workload chats ...']
 	$(BIN)/kvgate bench load --url $(URL) $(LOAD)
-
-bench-queue: $(READY) ## What a waiting request costs (1 minute)
-	$(BIN)/python -m benchmarks.queue_costs
 
 bench-overload: $(READY) ## Three times the sustainable rate, with admission on and off (5 minutes)
 	$(BIN)/kvgate bench overload --output benchmarks/results/overload
