@@ -68,6 +68,7 @@ class Call:
             if message is grpc.aio.EOF:
                 return
             step = stream.receive(message)
+            del message
             answers = step.answers
             if isinstance(step.event, Arrived):
                 answers = await self._arrived(step.event)
@@ -125,11 +126,15 @@ class Call:
         profile = read_request(event.headers, event.body, desk.policy.requests, identity)
         profile = replace(profile, subset=event.subset)
         self._profile = profile
+        # The request may be held for long; an API key need not.
+        event.headers.clear()
         if identity.dry_run:
             estimate = await desk.estimate(profile)
             self._count("dry_run")
             return self._stream.reply(200, msgspec.json.encode(estimate))
         ticket = self._ticket = await desk.arrive(profile)
+        # Its keys are made; the decoded prompt is as large as the body.
+        self._profile = profile = replace(profile, prompts=())
         decision = await desk.turn(ticket)
         self._count("allowed")
         return self._stream.answer(decision, _engine_body(event, profile, decision))

@@ -82,7 +82,7 @@ class Desk:
             try:
                 ticket = scheduler.arrive(
                     served,
-                    isolated,
+                    replace(isolated, prompts=()),
                     prompts,
                     now,
                     arrived_at=began_at,

@@ -49,7 +49,7 @@ class Arrived:
     ``subset``: workers that the gateway allows, None for all.
     """
 
-    headers: Mapping[str, str]
+    headers: dict[str, str]
     body: bytes | None
     metadata: Mapping[MetadataPath, Any] = field(default_factory=dict)
     subset: frozenset[str] | None = None
