@@ -9,8 +9,8 @@ from typing import Any
 from aiohttp import web
 
 from extproc.admin.context import ADMIN
-from extproc.admission.controller import PoolState
 from extproc.admission.fair_queue import Lane
+from extproc.admission.pool_state import PoolState
 from extproc.admission.quotas import Counter, Rule
 from extproc.decision.ticket import Freed
 from extproc.scheduler import Scheduler
@@ -33,7 +33,7 @@ def queues_page(scheduler: Scheduler, now: float) -> dict[str, Any]:
     pools = {
         name: {
             **_pool(pool, now),
-            "oldest_wait_s": round(admission.oldest_wait_s(name, now), 3),
+            "oldest_wait_s": round(pool.oldest_wait_s(now), 3),
             "leases_freed": {why.value: scheduler.leases.freed[name, why] for why in Freed},
         }
         for name, pool in admission.pools.items()

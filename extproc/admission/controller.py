@@ -10,51 +10,18 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from extproc.admission.demand import Demand, Lease
+from extproc.admission.door import check_size, check_wait, latest_start
 from extproc.admission.fair_queue import FairQueue, Verdict
+from extproc.admission.gate import Gate, HasRoom
+from extproc.admission.pool_state import PoolState
 from extproc.admission.pressure import Pressure
-from extproc.admission.quotas import Block, Counter, QuotaBook, Rule, give_back, take
-from extproc.errors import (
-    Contended,
-    DeadlineUnreachable,
-    QueueFull,
-    QueueTimeout,
-    QuotaTooSmall,
-    Refusal,
-    WouldWait,
-)
+from extproc.admission.quotas import Counter, QuotaBook, Rule, give_back, take
+from extproc.errors import Contended, QueueFull, QueueTimeout, Refusal
 from extproc.policy import AdmissionPolicy, DegradeStep, LanePolicy, PoolPolicy
-
-HasRoom = Callable[[Demand], bool]
-
-SHORTEST_RETRY_S = 0.25
-LONGEST_RETRY_S = 60.0
-_BLIND_RETRY_S = 1.0
-"""When nothing was seen yet from which a wait could be told."""
-
-
-@dataclass(slots=True)
-class PoolState:
-    """What admission keeps of one pool."""
-
-    policy: PoolPolicy
-    queue: FairQueue
-    running: int = 0
-    running_tokens: int = 0
-    mean_hold_s: float | None = None
-    waiting_bytes: int = 0
-    claims: list[Counter] = field(default_factory=list)
-    unpaid: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
-    """By lane and tenant: work of leases that run without having had to wait for a turn."""
-
-    def drop_claims(self) -> None:
-        """Nobody is kept room until the next look at the queue."""
-        for counter in self.claims:
-            counter.claimed = False
-        self.claims.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +65,20 @@ class AdmissionController:
         """
         pool = self.pools[demand.pool]
         self._prepare(demand, now)
-        self._check_size(demand)
+        check_size(demand)
         elder = self._elder(demand)
         if elder is not None:
             demand.blocked_by = elder.blocked_by
-        elif _Gate(pool, has_room, now).check(demand) is Verdict.RUN:
+        elif Gate(pool, has_room, now).check(demand) is Verdict.RUN:
             unpaid = pool.unpaid.setdefault((demand.lane, demand.tenant), {})
             unpaid[demand.id] = demand.cost_tokens
             return self._grant(demand, now)
-        self._check_wait(demand, now)
+        try:
+            check_wait(pool, demand, now)
+        except QueueFull:
+            if not self._evict_for(demand, now):
+                raise
+            check_wait(pool, demand, now)
         self._enqueue(demand, now)
         return None
 
@@ -131,15 +103,15 @@ class AdmissionController:
         """What :meth:`admit` would say now, changing nothing."""
         pool = self.pools[demand.pool]
         self._prepare(demand, now)
-        expected_s = self.expected_wait_s(demand, now)
+        expected_s = pool.expected_wait_s(demand, now)
         try:
-            self._check_size(demand)
+            check_size(demand)
             elder = self._elder(demand)
             if elder is not None:
                 demand.blocked_by = elder.blocked_by
-            elif _Gate(pool, has_room, now).check(demand) is Verdict.RUN:
+            elif Gate(pool, has_room, now).check(demand) is Verdict.RUN:
                 return Preview("allow", "", 0.0, None)
-            self._check_wait(demand, now)
+            check_wait(pool, demand, now)
         except Refusal as refusal:
             return Preview(refusal.code, refusal.reason or "", expected_s, refusal.retry_after_s)
         return Preview("wait", demand.blocked_by, expected_s, None)
@@ -148,7 +120,7 @@ class AdmissionController:
         """A lease for whoever is next in a pool's queue, or None when nobody can run."""
         pool = self.pools[pool_name]
         pool.drop_claims()
-        demand = pool.queue.candidate(_Gate(pool, has_room, now))
+        demand = pool.queue.candidate(Gate(pool, has_room, now))
         if demand is None:
             return None
         pool.queue.run(demand, now)
@@ -223,7 +195,7 @@ class AdmissionController:
                 demand,
                 QueueTimeout(
                     f"No room within {now - demand.arrived_at:.3g} s.",
-                    retry_after_s=self._retry_after_s(demand, now),
+                    retry_after_s=self.pools[demand.pool].retry_after_s(demand, now),
                     reason=blocked_by,
                 ),
             )
@@ -246,7 +218,7 @@ class AdmissionController:
         """Promotions, pressure, and forgetting what is idle."""
         for name, pool in self.pools.items():
             pool.queue.promote(now)
-            if self._pressure[name].update(self.pressing_wait_s(name, now), now):
+            if self._pressure[name].update(pool.pressing_wait_s(now), now):
                 self._tighten(name)
         for _, rule in self._book.all_rules():
             rule.sweep(now)
@@ -310,47 +282,12 @@ class AdmissionController:
         """Every rule with its pool; empty for those over all pools."""
         return self._book.all_rules()
 
-    def oldest_wait_s(self, pool_name: str, now: float) -> float:
-        """How long the request that waits longest has waited; 0 when nobody waits."""
-        queue = self.pools[pool_name].queue
-        lanes = [lane for lane in queue.lanes.values() if lane.waiting]
-        firsts = [next(iter(lane.waiting.values())) for lane in lanes]
-        return now - min((demand.arrived_at for demand in firsts), default=now)
-
-    def expected_wait_s(self, demand: Demand, now: float) -> float | None:
-        """How long a request that comes now is likely to wait; None when nothing tells.
-
-        The longest of what its lane's and its rules' measured drain rates say.
-        """
-        pool = self.pools[demand.pool]
-        lane = pool.queue.lanes[demand.lane]
-        ahead = lane.work_ahead(demand.tenant, demand.weight, demand.cost_tokens)
-        rate = lane.drain.per_s(now) or self._rate_of_service(pool)
-        wait_s = max(
-            (counter.wait_s(demand.cost_tokens, now) for counter in demand.counters), default=0.0
-        )
-        if rate:
-            return max(wait_s, ahead / rate)
-        return wait_s or None
-
-    def pressing_wait_s(self, pool_name: str, now: float) -> float:
-        """Expected wait of what waits in the lanes of the highest priority; 0 for nothing."""
-        pool = self.pools[pool_name]
-        waits = [0.0]
-        for lane in pool.queue.lanes.values():
-            if lane.waiting and lane.policy.priority == self._top_priority:
-                rate = lane.drain.per_s(now) or self._rate_of_service(pool)
-                oldest = next(iter(lane.waiting.values()))
-                waits.append(max(now - oldest.arrived_at, lane.tokens / rate if rate else 0.0))
-        return max(waits)
-
     # -- inside -----------------------------------------------------------------------
 
     def _build(self, policy: AdmissionPolicy, pools: list[PoolPolicy], now: float) -> None:
         self.policy = policy
         self._book = QuotaBook(policy.rules, pools)
         self._pressure = {pool.model: Pressure(policy.pressure, now) for pool in pools}
-        self._top_priority = min(lane.priority for lane in policy.lanes)
         self.pools = {
             pool.model: PoolState(pool, FairQueue(policy.lanes, policy.quantum_tokens))
             for pool in pools
@@ -362,65 +299,27 @@ class AdmissionController:
         demand.origin = demand.lane
         demand.counters = self._book.counters_of(demand, now)
 
-    def _check_size(self, demand: Demand) -> None:
-        for counter in demand.counters:
-            if not counter.rule.ever_fits(demand.cost_tokens):
-                raise QuotaTooSmall(
-                    f"The request is larger than quota {counter.rule.name!r} allows at all.",
-                    reason=counter.reason,
-                )
-
     def _elder(self, demand: Demand) -> Demand | None:
         """The first that waits of its tenant, lane and kind: it must not be passed."""
         flow = self.pools[demand.pool].queue.lanes[demand.lane].flows.get(demand.tenant)
         kind = None if flow is None else flow.kinds.get(demand.kind)
         return next(iter(kind.values())) if kind else None
 
-    def _check_wait(self, demand: Demand, now: float) -> None:
-        """Raise unless the request may wait, and has a chance to make it in time."""
-        pool = self.pools[demand.pool]
-        full = _full_queue(demand)
-        if full is not None and self._evict_for(demand, now):
-            full = _full_queue(demand)
-        if full is None and demand.body_bytes + pool.waiting_bytes > (
-            pool.policy.admission.max_queue_bytes
-        ):
-            full = f"capacity:{demand.pool}"
-        if full is not None:
-            raise QueueFull(
-                "There is no room, and the queue is full.",
-                retry_after_s=self._retry_after_s(demand, now),
-                reason=full,
-            )
-        if demand.max_queue_time_s == 0:
-            raise WouldWait(
-                "There is no room now, and the request does not want to wait.",
-                retry_after_s=self._retry_after_s(demand, now),
-                reason=demand.blocked_by,
-            )
-        expected_s = self.expected_wait_s(demand, now)
-        if expected_s is not None and now + expected_s > _latest_start(demand):
-            raise DeadlineUnreachable(
-                f"The expected wait of {expected_s:.3g} s is longer than the request allows.",
-                retry_after_s=self._retry_after_s(demand, now),
-                reason=demand.blocked_by,
-            )
-
     def _evict_for(self, demand: Demand, now: float) -> bool:
         """Make a place in a full queue: the youngest of the lowest lane below gives it up.
 
         Else a lane that can wait would fill the queue that a lane which cannot shares.
         """
-        queue = self.pools[demand.pool].queue
+        pool = self.pools[demand.pool]
         full = [counter for counter in demand.counters if counter.queue_is_full]
-        for victim in queue.youngest_below(demand.lane):
+        for victim in pool.queue.youngest_below(demand.lane):
             if all(counter in victim.counters for counter in full):
                 self._dequeue(victim, now)
                 self.evicted_count += 1
                 refusal = QueueFull(
                     "The queue is full, and a request of a higher lane came.",
-                    retry_after_s=self._retry_after_s(victim, now),
-                    reason=full[0].reason,
+                    retry_after_s=pool.retry_after_s(victim, now),
+                    reason=full[0].reason if full else f"capacity:{demand.pool}",
                 )
                 self._evicted.append((victim, refusal))
                 return True
@@ -433,7 +332,7 @@ class AdmissionController:
         limits = [counter.rule.policy.max_queue_time_s for counter in demand.counters]
         limits.append(demand.max_queue_time_s)
         longest_s = min(limit for limit in (math.inf, *limits) if limit is not None)
-        demand.expires_at = min(demand.arrived_at + longest_s, _latest_start(demand))
+        demand.expires_at = min(demand.arrived_at + longest_s, latest_start(demand))
         demand.waiting = True
         pool = self.pools[demand.pool]
         pool.queue.add(demand, now)
@@ -517,68 +416,3 @@ class AdmissionController:
             models = rule.policy.match.models or tuple(self._pressure)
             level = min(self._pressure[model].level for model in models)
             rule.tighten(floor + (1.0 - floor) * level)
-
-    def _rate_of_service(self, pool: PoolState) -> float | None:
-        """Work a second by Little's law, for a queue that has not drained yet."""
-        if not pool.mean_hold_s or not pool.running_tokens:
-            return None
-        return pool.running_tokens / pool.mean_hold_s
-
-    def _retry_after_s(self, demand: Demand, now: float) -> float:
-        """When a client that comes back has waited as long as it would have had to here."""
-        expected_s = self.expected_wait_s(demand, now)
-        if expected_s is None:
-            return _BLIND_RETRY_S
-        return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, expected_s))
-
-
-class _Gate:
-    """Quota first, then room on a worker. One for each look at a queue."""
-
-    __slots__ = ("_has_room", "_now", "_pool")
-
-    def __init__(self, pool: PoolState, has_room: HasRoom, now: float) -> None:
-        self._pool = pool
-        self._has_room = has_room
-        self._now = now
-
-    def check(self, demand: Demand) -> Verdict:
-        cost_tokens = demand.cost_tokens
-        demand.parked_at = None
-        for counter in demand.counters:
-            block = Block.COUNT if counter.claimed else counter.block(cost_tokens, self._now)
-            if block is not None:
-                demand.blocked_by = counter.reason
-                if block is Block.SIZE:
-                    return Verdict.LATER
-                if counter.rule.for_all:
-                    return Verdict.NOBODY
-                if counter.waits_for_an_end and not counter.claimed:
-                    demand.parked_at = counter
-                return Verdict.NO
-        if not self._has_room(demand):
-            demand.blocked_by = f"capacity:{demand.pool}"
-            return Verdict.NO
-        return Verdict.RUN
-
-    def claim(self, demand: Demand) -> None:
-        for counter in demand.counters:
-            if not counter.claimed and counter.block(demand.cost_tokens, self._now):
-                counter.claimed = True
-                self._pool.claims.append(counter)
-
-
-def _full_queue(demand: Demand) -> str | None:
-    """The rule whose queue has no place left; the one that lacks room, if it is among them."""
-    full = [counter.reason for counter in demand.counters if counter.queue_is_full]
-    if demand.blocked_by in full:
-        return demand.blocked_by
-    return full[0] if full else None
-
-
-def _latest_start(demand: Demand) -> float:
-    """When it must run, to have its first token in time."""
-    latest = math.inf if demand.deadline_at is None else demand.deadline_at
-    if demand.ttft_budget_s is not None:
-        latest = min(latest, demand.arrived_at + demand.ttft_budget_s)
-    return latest - demand.prefill_s

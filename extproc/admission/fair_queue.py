@@ -265,6 +265,7 @@ class FairQueue:
     def __init__(self, lanes: Sequence[LanePolicy], quantum_tokens: int) -> None:
         ordered = sorted(lanes, key=lambda lane: lane.priority)
         self.lanes = {lane.name: Lane(lane, quantum_tokens) for lane in ordered}
+        self.top_priority = ordered[0].priority
         self._order = list(self.lanes.values())
 
     def __len__(self) -> int:

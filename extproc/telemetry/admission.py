@@ -40,7 +40,7 @@ def _queues(scheduler: Scheduler, now: float) -> Iterator[Metric]:
     for name, pool in admission.pools.items():
         running.add_metric((name,), pool.running)
         tokens.add_metric((name,), pool.running_tokens)
-        oldest.add_metric((name,), admission.oldest_wait_s(name, now))
+        oldest.add_metric((name,), pool.oldest_wait_s(now))
         held.add_metric((name,), pool.waiting_bytes)
         for lane_name, lane in pool.queue.lanes.items():
             waiting.add_metric((name, lane_name), len(lane.waiting))
