@@ -16,10 +16,12 @@ from extproc.admission.demand import Demand
 from extproc.admission.work import WorkEstimator
 from extproc.cache.feed import Delta, Snapshot
 from extproc.decision.estimate import Estimate, estimate_of
+from extproc.decision.judgement import met_budgets
+from extproc.decision.ladder import step_down
 from extproc.decision.leases import LeaseWatch
 from extproc.decision.room import Room
 from extproc.decision.signals import pool_signals
-from extproc.decision.ticket import Decision, Freed, ServedModel, ServeInstead, Ticket
+from extproc.decision.ticket import Decision, Freed, ServedModel, Ticket
 from extproc.errors import (
     Contended,
     ModelNotFound,
@@ -30,7 +32,7 @@ from extproc.errors import (
 )
 from extproc.fleet.pool import Pool
 from extproc.fleet.worker import EngineError, Introduction, LoadReport, Outcome, Tier, Worker
-from extproc.policy import DegradeStep, Policy
+from extproc.policy import Policy
 from extproc.request.profile import Endpoint, RequestProfile
 from extproc.routing.rollout import SwitchedRouter
 from extproc.routing.router import Asked, Route
@@ -173,6 +175,7 @@ class Scheduler:
             return []
         at = now if at is None else at
         ticket.started_at = at
+        ticket.status = status
         ticket.served_by = served_by or ticket.decision.endpoints[0]
         pool = ticket.served.pool
         for address in ticket.decision.endpoints[: max(0, attempts - 1)]:
@@ -202,7 +205,8 @@ class Scheduler:
             self._recent[ticket.id] = ticket
             if len(self._recent) > _MAX_RECENT:
                 self._recent.popitem(last=False)
-        if self._met_budgets(ticket):
+        lane = self.admission.lanes.get(ticket.demand.lane) if ticket.demand else None
+        if met_budgets(ticket, lane):
             ticket.served.level.ended_well(now)
         return self._free(ticket, Freed.ENDED, now)
 
@@ -461,7 +465,7 @@ class Scheduler:
         except (Contended, QuotaTooSmall) as refusal:
             first = refusal
         for step in self.admission.degrade_steps(demand, first):
-            if not self._step_down(ticket, demand, step):
+            if not step_down(ticket, demand, step, self.admission.lanes, self._by_name):
                 continue
             try:
                 ticket.lease = self.admission.admit(demand, room, now)
@@ -469,36 +473,6 @@ class Scheduler:
             except (Contended, QuotaTooSmall):
                 continue
         raise first
-
-    def _step_down(self, ticket: Ticket, demand: Demand, step: DegradeStep) -> bool:
-        """Take one step of a ladder; False if it would change nothing.
-
-        Raises:
-            ServeInstead: the step is another model.
-        """
-        if step.lane is None and not ticket.profile.degradable:
-            return False
-        if step.max_output_tokens is not None:
-            cap = ticket.profile.max_output_tokens
-            if cap is not None and cap <= step.max_output_tokens:
-                return False
-            ticket.cap_tokens = step.max_output_tokens
-            demand.output_tokens = min(demand.output_tokens, step.max_output_tokens)
-            ticket.steps.append(f"max_output_tokens={step.max_output_tokens}")
-            return True
-        if step.lane is not None:
-            if step.lane == demand.lane:
-                return False
-            demand.lane = step.lane
-            if ticket.profile.identity.ttft_budget_s is None:
-                demand.ttft_budget_s = self._lane_budget_s(step.lane)
-            ticket.steps.append(f"lane={step.lane}")
-            return True
-        if step.model is None or ticket.changed_model:
-            return False
-        if self._by_name[step.model] is ticket.served:
-            return False
-        raise ServeInstead(step.model, [*ticket.steps, f"model={step.model}"])
 
     def _dispatch(self, now: float) -> list[Ticket]:
         """Run whoever is next while quota and workers have room; who waited too long is refused."""
@@ -666,29 +640,11 @@ class Scheduler:
             ttft_s = ticket.started_at - ticket.arrived_at
             ticket.served.level.first_token(ttft_s, self._budget_s(ticket), now)
 
-    def _met_budgets(self, ticket: Ticket) -> bool:
-        """Whether a request counts as goodput: first token and pace within their budgets."""
-        if ticket.started_at is None or ticket.demand is None:
-            return False
-        budget_s = self._budget_s(ticket)
-        if budget_s is not None and ticket.started_at - ticket.arrived_at > budget_s:
-            return False
-        outcome = ticket.outcome
-        if outcome is None:
-            return True
-        if outcome.status >= 400 or outcome.error not in (EngineError.NONE, EngineError.UNKNOWN):
-            return False
-        lane = self.admission.lane_policy(ticket.demand.lane)
-        pace_s = lane.tpot_budget_s if lane else None
-        if pace_s is None or outcome.ttft_s is None or (outcome.output_tokens or 0) < 2:
-            return True
-        return (outcome.duration_s - outcome.ttft_s) / ((outcome.output_tokens or 2) - 1) <= pace_s
-
     def _budget_s(self, ticket: Ticket) -> float | None:
         return ticket.demand.ttft_budget_s if ticket.demand else None
 
     def _lane_budget_s(self, name: str) -> float | None:
-        lane = self.admission.lane_policy(name)
+        lane = self.admission.lanes.get(name)
         return lane.ttft_budget_s if lane else None
 
 

@@ -21,7 +21,7 @@ from extproc.admission.pool_state import PoolState
 from extproc.admission.pressure import Pressure
 from extproc.admission.quotas import Counter, QuotaBook, Rule, give_back, take
 from extproc.errors import Contended, QueueFull, QueueTimeout, Refusal
-from extproc.policy import AdmissionPolicy, DegradeStep, LanePolicy, PoolPolicy
+from extproc.policy import AdmissionPolicy, DegradeStep, PoolPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class AdmissionController:
     """Leases and queues of every pool.
 
     Attributes:
+        lanes: by name, as the policy has them.
         granted: leases given out, ever.
         expired_count, left_count, evicted_count: requests whose wait ended without a lease.
     """
@@ -274,10 +275,6 @@ class AdmissionController:
         """Counters that are kept for requests whose turn it is."""
         return {counter for pool in self.pools.values() for counter in pool.claims}
 
-    def lane_policy(self, name: str) -> LanePolicy | None:
-        """A lane's policy; None if there is no such lane."""
-        return next((lane for lane in self.policy.lanes if lane.name == name), None)
-
     def rules(self) -> Iterator[tuple[str, Rule]]:
         """Every rule with its pool; empty for those over all pools."""
         return self._book.all_rules()
@@ -286,6 +283,7 @@ class AdmissionController:
 
     def _build(self, policy: AdmissionPolicy, pools: list[PoolPolicy], now: float) -> None:
         self.policy = policy
+        self.lanes = {lane.name: lane for lane in policy.lanes}
         self._book = QuotaBook(policy.rules, pools)
         self._pressure = {pool.model: Pressure(policy.pressure, now) for pool in pools}
         self.pools = {

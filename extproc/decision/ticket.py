@@ -87,6 +87,7 @@ class Ticket:
         listed: its worker has reported it running; ``absent``: and left it out so often since.
         shadow: what admission would have done, where it only watches.
         steps: degrade steps taken.
+        status: of the response, once it began.
         cap_tokens: output length that a step allows.
         prefill: its hold on the worker that prefills for its own.
         settled: the engine has told what it really was.
@@ -116,6 +117,7 @@ class Ticket:
         "settled",
         "shadow",
         "started_at",
+        "status",
         "steps",
         "watched_pick",
     )
@@ -134,6 +136,7 @@ class Ticket:
         self.prompts = prompts
         self.arrived_at = now
         self.started_at: float | None = None
+        self.status = 0
         self.demand: Demand | None = None
         self.lease: Lease | None = None
         self.booking: Booking | None = None
