@@ -14,7 +14,7 @@ PROTOS := $(wildcard proto/kvgate/v1/*.proto)
 CORE := extproc/errors.py,extproc/policy/*,extproc/decision/*,extproc/scheduler.py,extproc/stream.py,extproc/replies.py,extproc/request/*,extproc/tokens/*,extproc/cache/*,extproc/fleet/*,extproc/admission/*,extproc/routing/*
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint types unit vllm test-vllm bench bench-smoke bench-load bench-overload bench-compare bench-simulate proto proto-check envoy docs lock clean
+.PHONY: help run test check lint types unit vllm test-vllm test-bench bench bench-smoke bench-load bench-overload bench-compare bench-simulate proto proto-check envoy docs lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,7 +43,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY) ## Tests with coverage gates
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run -m pytest -m "not bench"
 	$(BIN)/coverage report --include='$(CORE)' --fail-under=100
 	$(BIN)/coverage report --fail-under=90
 
@@ -58,6 +58,9 @@ vllm: $(VLLM_READY) ## vLLM's CPU build in a venv of its own (2 GB); VLLM_INDEX=
 
 test-vllm: $(READY) $(VLLM_READY) ## Tests on real vLLM servers, and the simulator's fidelity to them
 	$(BIN)/python -m pytest --engine vllm tests/fidelity tests/vllm
+
+test-bench: $(READY) ## Small runs of the benchmarks that start whole systems
+	$(BIN)/python -m pytest -m bench tests/benchmarks
 
 bench: $(READY) ## Benchmarks of the decision path and of Envoy with and without kvgate
 	$(BIN)/python -m benchmarks.hot_path

@@ -48,7 +48,7 @@ def test_a_load_run_writes_figures_that_fit_its_plan(folder: Path) -> None:
     assert found["off_plan"] == 0
     assert found["prompt_tokens"] == result["plan"]["prompt_tokens"]
     assert found["output_tokens"] == result["plan"]["output_tokens"]
-    assert found["good"] == found["served"]
+    assert 0 < found["good"] <= found["served"]
     assert sum(lane["requests"] for lane in result["lanes"].values()) == found["requests"]
     assert result["settings"]["drive"]["seed"] == 4
     assert result["machine"]["cores"]

@@ -18,6 +18,9 @@ ARMS = ("kvgate", "kvgate:round_robin", "envoy:ring_hash", "absent:any")
 ABSENT = Peer("absent", "/nowhere/absent-0-py3-none-any.whl", "any", lambda _start, _policy: ())
 
 
+pytestmark = pytest.mark.bench
+
+
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("compare")

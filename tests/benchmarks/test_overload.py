@@ -26,6 +26,9 @@ TINY = Overload(
 )
 
 
+pytestmark = pytest.mark.bench
+
+
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("overload")

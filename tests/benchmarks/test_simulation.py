@@ -231,6 +231,7 @@ def test_a_run_writes_every_size_and_its_script(tmp_path: Path, model_dir: Path)
     assert (tmp_path / "4-workers-ttft-p99.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.bench
 def test_it_is_near_the_wall_clock(tmp_path: Path, model_dir: Path) -> None:
     settings = Simulate(
         workers=(2,), duration_s=8.0, rate_per_worker=0.5, validate=True, output=tmp_path
