@@ -142,8 +142,8 @@ class Scheduler:
             return ticket
         has_slot = bool(pool.has_slot(model).any())
         route = self._best_route(ticket, now, needs_slot=has_slot)
-        ticket.demand = self._demand(ticket, route.uncached_tokens, now)
-        self._admit(ticket, now)
+        demand = ticket.demand = self._demand(ticket, route.uncached_tokens, now)
+        self._admit(ticket, demand, now)
         self._tickets[ticket.id] = ticket
         if ticket.lease is not None:
             self._route(ticket, route, now)
@@ -186,11 +186,10 @@ class Scheduler:
         pool.response_started(ticket.booking, at, status=status, error=error)
         if ticket.prefill is not None:
             pool.release(ticket.prefill)
-        if status < 400 and ticket.demand is not None:
+        if status < 400 and ticket.lease is not None:
             ticket.served.level.first_token(at - ticket.arrived_at, self._budget_s(ticket), now)
-            if ticket.lease is not None:
-                prefill_s = pool.prefill_s(ticket.demand.uncached_tokens)
-                ticket.served.lateness.observe(prefill_s, at - ticket.lease.granted_at)
+            prefill_s = pool.prefill_s(ticket.lease.demand.uncached_tokens)
+            ticket.served.lateness.observe(prefill_s, at - ticket.lease.granted_at)
         return self._dispatch(now)
 
     def finish(self, ticket: Ticket, now: float) -> list[Ticket]:
@@ -436,13 +435,13 @@ class Scheduler:
         cap = ticket.profile.max_output_tokens
         return self.work.output_tokens(ticket.served.name, lane, prompt_tokens, cap)
 
-    def _admit(self, ticket: Ticket, now: float) -> None:
+    def _admit(self, ticket: Ticket, demand: Demand, now: float) -> None:
         """Give the ticket a lease or a place in the queue, in shadow the lease whatever comes.
 
         Raises:
             Refusal, ServeInstead: see :meth:`arrive`.
         """
-        demand, mode = _demanded(ticket), self.policy.rollout.admission
+        mode = self.policy.rollout.admission
         room = Room(ticket.served.pool, now)
         if mode == "off":
             ticket.lease = self.admission.bypass(demand, now)
@@ -646,12 +645,6 @@ class Scheduler:
     def _lane_budget_s(self, name: str) -> float | None:
         lane = self.admission.lanes.get(name)
         return lane.ttft_budget_s if lane else None
-
-
-def _demanded(ticket: Ticket) -> Demand:
-    if ticket.demand is None:
-        raise AssertionError("a counted request has a demand")
-    return ticket.demand
 
 
 def _without_admission(policy: Policy, name: str) -> object:

@@ -170,7 +170,7 @@ class AdmissionController:
             if holding.counter.token_rate is not None:
                 holding.counter.token_rate.correct(excess_tokens)
         lane = self.pools[lease.demand.pool].queue.lanes.get(lease.demand.lane)
-        if lane is not None:
+        if lane is not None:  # a reload may have dropped it since the request ended
             lane.charge(lease.demand.tenant, excess_tokens)
 
     def leave(self, demand: Demand, now: float) -> bool:
@@ -243,8 +243,7 @@ class AdmissionController:
         self._build(policy, list(pools), now)
         self._adopt_rates(former, now)
         for name, pool in self.pools.items():
-            if name in old_pools:
-                pool.mean_hold_s = old_pools[name].mean_hold_s
+            pool.mean_hold_s = old_pools[name].mean_hold_s
         for lease in self._leases.values():
             self._count_again(lease, now)
         for demand in waiting:
@@ -372,8 +371,6 @@ class AdmissionController:
     def _count_again(self, lease: Lease, now: float) -> None:
         """Hold under the rules of now what was granted under former ones."""
         demand = lease.demand
-        if demand.pool not in self.pools:
-            raise AssertionError("a reload never drops a pool")
         self._prepare(demand, now)
         levels = [
             (bucket, bucket.level)

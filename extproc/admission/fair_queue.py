@@ -243,12 +243,12 @@ class Lane:
     def _park(self, tenant: str, flow: Flow) -> bool:
         """Look at a flow no more until a counter of its own has room; False if it lacks other
         things too."""
-        counters = [demand.parked_at for demand in flow.heads()]
-        if None in counters:
+        heads = flow.heads()
+        counters = [demand.parked_at for demand in heads if demand.parked_at is not None]
+        if len(counters) < len(heads):
             return False
         for counter in counters:
-            if counter is not None:
-                counter.parked[self, tenant] = None
+            counter.parked[self, tenant] = None
         self._leave_ring(tenant)
         return True
 

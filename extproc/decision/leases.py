@@ -94,10 +94,6 @@ class LeaseWatch:
             if now - ticket.renewed_at > ttl_s
         ]
 
-    def held_on(self, address: str) -> int:
-        """Leases on a worker."""
-        return len(self._held.get(address, ()))
-
     def mismatch(self, addresses: Iterable[str]) -> int:
         """Leases that workers should list and do not, and requests listed without a lease."""
         missing = 0
