@@ -37,7 +37,7 @@ _PROMPT_BLOCKS = 60
 
 def main(
     seed: Annotated[int, typer.Option(help="Of keys and ids.")] = 1,
-    queued: Annotated[int, typer.Option(min=600, help="Requests waiting.")] = 5_000,
+    queued: Annotated[int, typer.Option(min=900, help="Requests waiting.")] = 5_000,
     output: Annotated[Path, typer.Option(help="JSON file.")] = RESULTS / "queue_costs.json",
 ) -> None:
     """Cost of a queued request."""

@@ -8,8 +8,8 @@ from benchmarks.queue_costs import main
 
 def test_a_tiny_run_measures_every_case(tmp_path: Path) -> None:
     output = tmp_path / "queue.json"
-    main(seed=1, queued=600, output=output)
+    main(seed=1, queued=900, output=output)
     result = json.loads(output.read_text())
-    assert [case["tenants"] for case in result["cases"]] == [1, 100, 600] * 2
+    assert [case["tenants"] for case in result["cases"]] == [1, 100, 900] * 2
     for case in result["cases"]:
         assert min(case[name] for name in ("admit_ms", "next_ms", "leave_ms", "bytes")) > 0
