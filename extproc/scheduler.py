@@ -424,6 +424,7 @@ class Scheduler:
             arrived_at=arrived_at,
             prefill_s=served.pool.prefill_s(uncached_tokens) + served.lateness.margin_s,
             body_bytes=profile.body_bytes,
+            fingerprint=profile.fingerprint,
             deadline_at=None if identity.deadline_s is None else arrived_at + identity.deadline_s,
             ttft_budget_s=identity.ttft_budget_s or lane_budget_s,
             max_queue_time_s=identity.max_queue_time_s,
@@ -458,6 +459,7 @@ class Scheduler:
                 ticket.lease = self.admission.force(demand, now)
 
     def _admit_or_degrade(self, ticket: Ticket, demand: Demand, room: Room, now: float) -> None:
+        lane = demand.lane
         try:
             ticket.lease = self.admission.admit(demand, room, now)
             return
@@ -471,6 +473,7 @@ class Scheduler:
                 return
             except (Contended, QuotaTooSmall):
                 continue
+        self.admission.promise(demand, first, lane, now)
         raise first
 
     def _dispatch(self, now: float) -> list[Ticket]:

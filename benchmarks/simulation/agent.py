@@ -88,6 +88,7 @@ class VirtualAgent:
             running=float(len(engine.running)),
             waiting=float(len(engine.waiting)),
             kv_usage=engine.blocks.usage,
+            leases=frozenset([each.request_id for each in (*engine.running, *engine.waiting)]),
             signals={
                 "prompt_tokens_per_s": prompt / interval_s,
                 "generation_tokens_per_s": generated / interval_s,

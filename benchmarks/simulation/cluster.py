@@ -13,16 +13,16 @@ from functools import partial
 import numpy as np
 
 from benchmarks.cluster import MODEL, Cluster
-from benchmarks.load.sample import BROKEN, OK, Sample
+from benchmarks.load.sample import BROKEN, OK, Sample, Try
 from benchmarks.simulation.chains import KeyMaker, PlannedChain
 from benchmarks.simulation.clock import VirtualClock
-from benchmarks.simulation.flight import Flight, profile_of
+from benchmarks.simulation.flight import Flight, Patience, profile_of
 from benchmarks.simulation.script import Trouble
 from benchmarks.simulation.worker import VirtualWorker
 from benchmarks.workloads.plan import Planned
 from extproc.decision.ticket import Ticket
 from extproc.errors import Refusal
-from extproc.fleet.worker import EngineError, Introduction, Worker
+from extproc.fleet.worker import EngineError, Introduction, Outcome, Worker
 from extproc.policy import Policy
 from extproc.scheduler import Scheduler
 from extproc.server import TICK_S, build_keyer
@@ -46,7 +46,12 @@ class VirtualCluster:
     """
 
     def __init__(
-        self, policy: Policy, settings: Cluster, hop_s: float, script: Sequence[Trouble] = ()
+        self,
+        policy: Policy,
+        settings: Cluster,
+        hop_s: float,
+        script: Sequence[Trouble] = (),
+        patience: Patience | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.samples: list[Sample] = []
@@ -55,6 +60,7 @@ class VirtualCluster:
         self._policy = policy
         self._settings = settings
         self._hop_s = hop_s
+        self._patience = patience or Patience()
         [self._pool] = policy.pools
         rng = random.Random(settings.seed)
         keyers = {MODEL: build_keyer(self._pool, policy)}
@@ -98,14 +104,18 @@ class VirtualCluster:
         self._send_next(plan, number + 1)
         planned = plan[number]
         keys = self._keys.keys(planned.prompt)
-        flight = Flight(number, planned, keys, self.clock.now)
+        self._ask(Flight(number, planned, keys, self.clock.now))
+
+    def _ask(self, flight: Flight) -> None:
+        planned = flight.planned
+        flight.sample.sent_s = self.clock.now
         usable = reusable_blocks(planned.prompt_tokens, self._pool.block_size_tokens)
-        array = np.array(keys[:usable], dtype=np.uint64)
+        array = np.array(flight.keys[:usable], dtype=np.uint64)
         prompt = PromptKeys(planned.prompt_tokens, array, exact=True)
         began = time.process_time()
         try:
             ticket = self.scheduler.arrive(
-                self._served, profile_of(planned), [prompt], self.clock.now
+                self._served, profile_of(flight.number, planned), [prompt], self.clock.now
             )
         except Refusal as refusal:
             self._refuse(flight, refusal)
@@ -176,7 +186,7 @@ class VirtualCluster:
         assert worker is not None
         assert ticket is not None
         sample.status = OK
-        sample.ttft_s = self.clock.now - sample.due_s
+        sample.ttft_s = self.clock.now - sample.sent_s
         sample.cached_tokens = request.cached_tokens
         sample.worker = worker.address
         self._woken(
@@ -186,13 +196,38 @@ class VirtualCluster:
     def _finished(self, flight: Flight, request: EngineRequest) -> None:
         flight.sample.output_tokens = request.generated
         self._flights.pop(request.request_id)
+        self._tell_end(flight, request)
         self._end(flight)
+
+    def _tell_end(self, flight: Flight, request: EngineRequest) -> None:
+        """What the engine's middleware says, by way of the agent."""
+        sample, worker = flight.sample, flight.worker
+        assert worker is not None
+        outcome = Outcome(
+            request.request_id,
+            OK,
+            EngineError.NONE,
+            duration_s=self.clock.now - sample.sent_s,
+            ttft_s=sample.ttft_s,
+            prompt_tokens=flight.planned.prompt_tokens,
+            output_tokens=request.generated,
+            cached_tokens=request.cached_tokens,
+        )
+        known = self._known[worker.address]
+        self._woken(self.scheduler.outcome(self._served, known, outcome, self.clock.now))
 
     def _refuse(self, flight: Flight, refusal: Refusal) -> None:
         sample = flight.sample
         sample.status, sample.code = refusal.http_status, refusal.code
         sample.announced_s = refusal.retry_after_s
-        self._record(flight)
+        if sample.announced_s is not None and self._patience.again(sample):
+            after_s = self.clock.now - sample.due_s
+            sample.refused.append(Try(sample.status, sample.code, after_s, sample.announced_s))
+            sample.status, sample.code = 0, ""
+            flight.ticket = None
+            self.clock.after(sample.announced_s, partial(self._ask, flight))
+        else:
+            self._record(flight)
 
     def _end(self, flight: Flight) -> None:
         self._record(flight)
@@ -200,7 +235,7 @@ class VirtualCluster:
             self._woken(self.scheduler.finish(flight.ticket, self.clock.now))
 
     def _record(self, flight: Flight) -> None:
-        flight.sample.e2e_s = self.clock.now - flight.sample.due_s
+        flight.sample.e2e_s = self.clock.now - flight.sample.sent_s
         self.samples.append(flight.sample)
         self._left -= 1
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from benchmarks.cluster import MODEL
 from benchmarks.load.sample import Sample
 from benchmarks.workloads.plan import Planned
@@ -13,6 +15,18 @@ from extproc.request.profile import Endpoint, RequestProfile
 if TYPE_CHECKING:
     from benchmarks.simulation.worker import VirtualWorker
     from extproc.decision.ticket import Ticket
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """Who comes back as told: one request in ``every``, for ``tries`` in all."""
+
+    tries: int = 1
+    every: int = 1
+
+    def again(self, sample: Sample) -> bool:
+        """Whether a refused request is tried once more."""
+        tried = len(sample.refused) + 1
+        return sample.number % self.every == 0 and tried < self.tries
 
 
 class Flight:
@@ -39,13 +53,14 @@ class Flight:
         self.worker: VirtualWorker | None = None
 
 
-def profile_of(planned: Planned) -> RequestProfile:
+def profile_of(number: int, planned: Planned) -> RequestProfile:
     """Tenant and lane are as their headers would give them."""
     return RequestProfile(
         Endpoint.CHAT,
         MODEL,
         stream=True,
         max_output_tokens=planned.output_tokens,
+        fingerprint=number + 1,
         identity=Identity(
             tenant=planned.tenant or DEFAULT_IDENTITY.tenant,
             lane=planned.lane or DEFAULT_IDENTITY.lane,

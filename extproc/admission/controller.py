@@ -20,7 +20,7 @@ from extproc.admission.gate import Gate, HasRoom
 from extproc.admission.pool_state import PoolState
 from extproc.admission.pressure import Pressure
 from extproc.admission.quotas import Counter, QuotaBook, Rule, give_back, take
-from extproc.errors import Contended, QueueFull, QueueTimeout, Refusal
+from extproc.errors import Contended, QueueFull, QueueTimeout, Refusal, WouldWait
 from extproc.policy import AdmissionPolicy, DegradeStep, PoolPolicy
 
 
@@ -67,10 +67,15 @@ class AdmissionController:
         pool = self.pools[demand.pool]
         self._prepare(demand, now)
         check_size(demand)
+        place = pool.returns.take_up(demand.tenant, demand.fingerprint, now)
+        if place is not None:
+            demand.sequence = place.sequence
+            demand.returned = True
         elder = self._elder(demand)
         if elder is not None:
             demand.blocked_by = elder.blocked_by
         elif Gate(pool, has_room, now).check(demand) is Verdict.RUN:
+            pool.returns.settle(demand.tenant, demand.fingerprint)
             unpaid = pool.unpaid.setdefault((demand.lane, demand.tenant), {})
             unpaid[demand.id] = demand.cost_tokens
             return self._grant(demand, now)
@@ -80,8 +85,22 @@ class AdmissionController:
             if not self._evict_for(demand, now):
                 raise
             check_wait(pool, demand, now)
+        pool.returns.settle(demand.tenant, demand.fingerprint)
         self._enqueue(demand, now)
         return None
+
+    def promise(self, demand: Demand, refusal: Refusal, lane: str, now: float) -> None:
+        """Keep the place of a refused request until it comes back as the refusal tells it.
+
+        Args:
+            lane: in which it asked, whatever its ladder tried since.
+        """
+        wait_s = refusal.retry_after_s
+        if wait_s is None or not isinstance(refusal, Contended) or isinstance(refusal, WouldWait):
+            return
+        self._number(demand)
+        returns = self.pools[demand.pool].returns
+        refusal.retry_after_s = returns.promise(demand, lane, wait_s, now)
 
     def force(self, demand: Demand, now: float) -> Lease:
         """Run whatever the limits say: admission only watches."""
@@ -192,14 +211,13 @@ class AdmissionController:
             blocked_by = demand.blocked_by
             self._dequeue(demand, now)
             self.expired_count += 1
-            yield (
-                demand,
-                QueueTimeout(
-                    f"No room within {now - demand.arrived_at:.3g} s.",
-                    retry_after_s=self.pools[demand.pool].retry_after_s(demand, now),
-                    reason=blocked_by,
-                ),
+            refusal = QueueTimeout(
+                f"No room within {now - demand.arrived_at:.3g} s.",
+                retry_after_s=self.pools[demand.pool].retry_after_s(demand, now),
+                reason=blocked_by,
             )
+            self.promise(demand, refusal, demand.lane, now)
+            yield demand, refusal
 
     def has_expired(self, now: float) -> bool:
         """Whether :meth:`expired` has somebody to take out."""
@@ -219,6 +237,7 @@ class AdmissionController:
         """Promotions, pressure, and forgetting what is idle."""
         for name, pool in self.pools.items():
             pool.queue.promote(now)
+            pool.returns.expire(now)
             if self._pressure[name].update(pool.pressing_wait_s(now), now):
                 self._tighten(name)
         for _, rule in self._book.all_rules():
@@ -244,6 +263,7 @@ class AdmissionController:
         self._adopt_rates(former, now)
         for name, pool in self.pools.items():
             pool.mean_hold_s = old_pools[name].mean_hold_s
+            pool.returns = old_pools[name].returns
         for lease in self._leases.values():
             self._count_again(lease, now)
         for demand in waiting:
@@ -299,8 +319,10 @@ class AdmissionController:
     def _elder(self, demand: Demand) -> Demand | None:
         """The first that waits of its tenant, lane and kind: it must not be passed."""
         flow = self.pools[demand.pool].queue.lanes[demand.lane].flows.get(demand.tenant)
-        kind = None if flow is None else flow.kinds.get(demand.kind)
-        return next(iter(kind.values())) if kind else None
+        if flow is None:
+            return None
+        kinds = [flow.kinds[kind] for kind in demand.elder_kinds if kind in flow.kinds]
+        return next(iter(kinds[0].values())) if kinds else None
 
     def _evict_for(self, demand: Demand, now: float) -> bool:
         """Make a place in a full queue: the youngest of the lowest lane below gives it up.
@@ -318,14 +340,13 @@ class AdmissionController:
                     retry_after_s=pool.retry_after_s(victim, now),
                     reason=full[0].reason if full else f"capacity:{demand.pool}",
                 )
+                self.promise(victim, refusal, victim.lane, now)
                 self._evicted.append((victim, refusal))
                 return True
         return False
 
     def _enqueue(self, demand: Demand, now: float) -> None:
-        if not demand.sequence:
-            self._sequence += 1
-            demand.sequence = self._sequence
+        self._number(demand)
         limits = [counter.rule.policy.max_queue_time_s for counter in demand.counters]
         limits.append(demand.max_queue_time_s)
         longest_s = min(limit for limit in (math.inf, *limits) if limit is not None)
@@ -339,6 +360,11 @@ class AdmissionController:
             pool.queue.lanes[demand.lane].charge(demand.tenant, sum(paid.values()))
         self._count_waiting(demand, 1, now)
         heapq.heappush(self._expiries, (demand.expires_at, demand.sequence, demand))
+
+    def _number(self, demand: Demand) -> None:
+        if not demand.sequence:
+            self._sequence += 1
+            demand.sequence = self._sequence
 
     def _dequeue(self, demand: Demand, now: float) -> None:
         pool = self.pools[demand.pool]

@@ -15,7 +15,8 @@ class Demand:
     ``prefill_s`` is what its prefill is likely to take, ``expires_at`` when waiting stops
     making sense. ``blocked_by`` says what a waiting request lacks: ``quota:<rule>`` or
     ``capacity:<pool>``; ``parked_at`` is the counter of its own tenant that has no room at
-    all, if that is what it lacks.
+    all, if that is what it lacks. ``returned``: it was refused before and came back as told;
+    ``sequence`` is then that of its first try.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Demand:
     arrived_at: float
     prefill_s: float = 0.0
     body_bytes: int = 0
+    fingerprint: int = 0
     deadline_at: float | None = None
     ttft_budget_s: float | None = None
     max_queue_time_s: float | None = None
@@ -42,6 +44,7 @@ class Demand:
     blocked_by: str = ""
     parked_at: Counter | None = None
     waiting: bool = False
+    returned: bool = False
     degraded: list[str] = field(default_factory=list)
 
     @property
@@ -52,7 +55,15 @@ class Demand:
     @property
     def kind(self) -> tuple[object, ...]:
         """Requests of one kind lack or have the same things, and keep their order."""
-        return (self.name, self.origin, self.counters)
+        return self._kind(self.returned)
+
+    @property
+    def elder_kinds(self) -> tuple[tuple[object, ...], ...]:
+        """Requests of these kinds go before it: those that came back, then its own."""
+        return (self._kind(True),) if self.returned else (self._kind(True), self._kind(False))
+
+    def _kind(self, returned: bool) -> tuple[object, ...]:
+        return (self.name, self.origin, self.counters, returned)
 
 
 @dataclass(slots=True, eq=False)

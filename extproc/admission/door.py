@@ -8,6 +8,9 @@ from extproc.admission.demand import Demand
 from extproc.admission.pool_state import PoolState
 from extproc.errors import DeadlineUnreachable, QueueFull, QuotaTooSmall, WouldWait
 
+_CAUTION = 1.25
+"""Who is refused at the door can be told when to come back; who waits in vain has lost time."""
+
 
 def check_size(demand: Demand) -> None:
     """Raise if no waiting could help.
@@ -46,8 +49,11 @@ def check_wait(pool: PoolState, demand: Demand, now: float) -> None:
             retry_after_s=pool.retry_after_s(demand, now),
             reason=full,
         )
-    expected_s = pool.expected_wait_s(demand, now)
-    if expected_s is not None and now + expected_s > latest_start(demand):
+    latest = latest_start(demand)
+    if demand.returned and latest >= now:
+        return  # As told: its place was kept.
+    expected_s = pool.expected_wait_s(demand, now, latest - now)
+    if expected_s is not None and now + _CAUTION * expected_s > latest:
         raise DeadlineUnreachable(
             f"The expected wait of {expected_s:.3g} s is longer than the request allows.",
             retry_after_s=pool.retry_after_s(demand, now),

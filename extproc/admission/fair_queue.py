@@ -219,14 +219,26 @@ class Lane:
         """Whether its minimum share has saved up the cost of the request that waited longest."""
         return self.credit >= next(iter(self.waiting.values())).cost_tokens
 
-    def work_ahead(self, tenant: str, weight: float, cost_tokens: int) -> float:
+    def work_ahead(
+        self,
+        tenant: str,
+        weight: float,
+        cost_tokens: int,
+        own_tokens: float = 0.0,
+        all_tokens: float = 0.0,
+    ) -> float:
         """Work that runs before a request that comes now has run: the tenant's own, and as
-        much for each unit of weight of the others as long as they have it."""
+        much for each unit of weight of the others as long as they have it.
+
+        Args:
+            own_tokens, all_tokens: of the tenant's and of everybody's requests that do not
+                wait here and yet will run before it.
+        """
         flow = self.flows.get(tenant)
-        own = flow.tokens if flow is not None else 0
+        own = (flow.tokens if flow is not None else 0) + own_tokens
         weights = self._weights if flow is not None else self._weights + weight
         by_turns = (own + cost_tokens) / weight * weights
-        return min(by_turns, self.tokens + cost_tokens)
+        return min(by_turns, self.tokens + all_tokens + cost_tokens)
 
     def _pass_on(self, tenant: str) -> None:
         """The tenant's turn is over."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from extproc.admission.demand import Demand
 from extproc.admission.fair_queue import FairQueue
 from extproc.admission.quotas import Counter
+from extproc.admission.returns import Returns
 from extproc.policy import PoolPolicy
 
 SHORTEST_RETRY_S = 0.25
@@ -26,6 +27,7 @@ class PoolState:
     mean_hold_s: float | None = None
     waiting_bytes: int = 0
     claims: list[Counter] = field(default_factory=list)
+    returns: Returns = field(default_factory=Returns)
     unpaid: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
     """By lane and tenant: work of leases that run without having had to wait for a turn."""
 
@@ -41,16 +43,25 @@ class PoolState:
         firsts = [next(iter(lane.waiting.values())) for lane in lanes]
         return now - min((demand.arrived_at for demand in firsts), default=now)
 
-    def expected_wait_s(self, demand: Demand, now: float) -> float | None:
+    def expected_wait_s(
+        self, demand: Demand, now: float, returning_within_s: float = 0.0
+    ) -> float | None:
         """How long a request that comes now is likely to wait; None when nothing tells.
 
         The longest of what its lane's and its rules' measured drain rates say.
+
+        Args:
+            returning_within_s: requests that were told to come back so soon go before it.
         """
-        lane = self.queue.lanes[demand.lane]
-        ahead = lane.work_ahead(demand.tenant, demand.weight, demand.cost_tokens)
+        lane, returns = self.queue.lanes[demand.lane], self.returns
+        cost_tokens = demand.cost_tokens
+        back = returns.tokens_due(demand.lane, returning_within_s, now)
+        own = back / returns.tokens(demand.lane) if back else 0.0
+        own *= returns.tokens_of(demand.lane, demand.tenant)
+        ahead = lane.work_ahead(demand.tenant, demand.weight, cost_tokens, own, back)
         rate = lane.drain.per_s(now) or self._rate_of_service()
         wait_s = max(
-            (counter.wait_s(demand.cost_tokens, now) for counter in demand.counters), default=0.0
+            (counter.wait_s(cost_tokens, now, own) for counter in demand.counters), default=0.0
         )
         if rate:
             return max(wait_s, ahead / rate)
@@ -68,7 +79,7 @@ class PoolState:
 
     def retry_after_s(self, demand: Demand, now: float) -> float:
         """When a client that comes back has waited as long as it would have had to here."""
-        expected_s = self.expected_wait_s(demand, now)
+        expected_s = self.expected_wait_s(demand, now, LONGEST_RETRY_S)
         if expected_s is None:
             return _BLIND_RETRY_S
         return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, expected_s))

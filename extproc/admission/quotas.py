@@ -160,25 +160,30 @@ class Counter:
             and (self.token_rate is None or self.token_rate.full(now))
         )
 
-    def wait_s(self, cost_tokens: int, now: float) -> float:
+    def wait_s(self, cost_tokens: int, now: float, returning_tokens: float = 0.0) -> float:
         """Time until a request that comes now could run, as far as this counter tells.
+
+        Args:
+            returning_tokens: work of the tenant that goes before it and does not wait here.
 
         What many tenants share is drained in turns: there the lane's own drain rate tells
         more than the counter's.
         """
         wait_s = 0.0
+        returning_tokens = returning_tokens if self.rule.of_one_tenant else 0.0
         if self.request_rate is not None:
-            wait_s = self.request_rate.wait_s(1 + self.waiting, now)
-            wait_s += max(0.0, 1 + self.waiting - self.request_rate.capacity) / (
-                self.request_rate.per_s
-            )
+            requests = 1 + self.waiting + returning_tokens / cost_tokens
+            beyond = max(0.0, requests - self.request_rate.capacity)
+            wait_s = self.request_rate.wait_s(requests, now) + beyond / self.request_rate.per_s
         if self.token_rate is not None:
-            ahead = cost_tokens + self.waiting_tokens
+            ahead = cost_tokens + self.waiting_tokens + returning_tokens
             beyond = max(0.0, ahead - self.token_rate.capacity)
             level_wait_s = self.token_rate.wait_s(ahead, now)
             wait_s = max(wait_s, level_wait_s + beyond / self.token_rate.per_s)
         rate = self.drain.per_s(now) if self.rule.of_one_tenant else None
-        return max(wait_s, (self.waiting_tokens + cost_tokens) / rate) if rate else wait_s
+        if not rate:
+            return wait_s
+        return max(wait_s, (self.waiting_tokens + returning_tokens + cost_tokens) / rate)
 
     def _can_borrow_request(self) -> bool:
         return any(lender.lendable_requests() >= 1 for lender in self.lenders())

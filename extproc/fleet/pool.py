@@ -330,15 +330,23 @@ class Pool:
     def has_room(self, name: str | None, new_kv_tokens: int) -> Bools:
         """Ready workers that serve a model or adapter and can start this request at once.
 
-        Beyond a slot that takes an engine queue of at most ``max_engine_queue`` and free KV
-        blocks for ``new_kv_tokens``, as far as the worker's agent tells of either.
+        Beyond a slot that takes an engine queue of at most ``max_engine_queue``, free KV blocks
+        for ``new_kv_tokens`` and at most ``max_prefill_s`` of prefill before it, as far as any
+        of it is known.
         """
-        blocks = self._kv_blocks(new_kv_tokens)
-        return self._among(self.table.has_room(self.policy.routing.max_engine_queue, blocks), name)
+        return self._among(self._room(self._kv_blocks(new_kv_tokens)), name)
 
     def has_any_room(self) -> bool:
         """Whether some worker could start a small request at once."""
-        return bool(self.table.has_room(self.policy.routing.max_engine_queue, 1).any())
+        return bool(self._room(1).any())
+
+    def _room(self, kv_blocks: int) -> Bools:
+        table = self.table
+        room = table.has_room(self.policy.routing.max_engine_queue, kv_blocks)
+        longest_s = self.policy.admission.max_prefill_s
+        if longest_s is not None:
+            room &= ~(table.pending_prefill_tokens > longest_s * table.prefill_tokens_per_s)
+        return room
 
     def among(self, allowed: Collection[str]) -> Bools:
         """Workers that a list of addresses or bare ips names."""

@@ -35,6 +35,10 @@ class PoolAdmissionPolicy(Section):
     """Bodies that waiting requests may hold in memory."""
     max_queue_time_s: PositiveFloat = 30.0
     """A request that waited this long gets 429."""
+    max_prefill_s: PositiveFloat | None = None
+    """A worker with more prefill than this ahead of it, by its learned rate, gets nothing more
+    for now: a request waits here, where a free worker or a more urgent request can still change
+    its place, and not inside an engine. About half the TTFT budget is a good start."""
     kv_patience_s: NonNegativeFloat = 2.0
     """A waiting request that no worker has the KV blocks for runs anyway after this long:
     smaller ones that fit must not pass it for ever. The engine then makes room itself."""

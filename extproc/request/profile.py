@@ -78,8 +78,9 @@ class RequestProfile:
     is False for requests without a body (model lists, health pages): they are booked on
     their worker but take no part in admission. ``editable``: the body is a plain JSON object,
     whose members may be changed on the way; ``isolated``: ``cache_salt`` is kvgate's and must
-    get there. ``session`` is the client's session id, ``subset`` the addresses or ips that the
-    gateway allows, None for all.
+    get there. ``fingerprint`` is a hash of the body, by which a request that comes back is
+    known; 0 if there is none. ``session`` is the client's session id, ``subset`` the addresses
+    or ips that the gateway allows, None for all.
     """
 
     endpoint: Endpoint
@@ -92,6 +93,7 @@ class RequestProfile:
     body_bytes: int = 0
     editable: bool = False
     isolated: bool = False
+    fingerprint: int = 0
     identity: Identity = DEFAULT_IDENTITY
     session: str = ""
     subset: frozenset[str] | None = None

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from xxhash import xxh3_64_intdigest
+
 from extproc.errors import InvalidJson, InvalidRequest, MissingModel
 from extproc.policy import RequestPolicy
 from extproc.request.anthropic import messages_profile
@@ -79,7 +81,13 @@ def read_request(
     if not profile.model:
         raise MissingModel("The request body must name a 'model'.", param="model")
     session = headers.get(SESSION_HEADER, "")
-    return replace(profile, identity=identity, editable=not encoded, session=session)
+    return replace(
+        profile,
+        identity=identity,
+        editable=not encoded,
+        session=session,
+        fingerprint=xxh3_64_intdigest(body),
+    )
 
 
 def _model_hint(body: bytes) -> tuple[bool, str | None]:

@@ -15,6 +15,7 @@ from extproc.scheduler import Scheduler
 def admission_metrics(scheduler: Scheduler, now: float) -> Iterator[Metric]:
     """Every metric of queues, quotas, leases and desired workers."""
     yield from _queues(scheduler, now)
+    yield from _returns(scheduler)
     yield from _rules(scheduler)
     yield from _leases(scheduler)
     yield from _scaling(scheduler, now)
@@ -63,6 +64,29 @@ def _queues(scheduler: Scheduler, now: float) -> Iterator[Metric]:
         counter = CounterMetricFamily(metric, text)
         counter.add_metric((), value)
         yield counter
+
+
+def _returns(scheduler: Scheduler) -> Iterator[Metric]:
+    """Refused requests that were told when to come back."""
+    labels = ("model",)
+    places = GaugeMetricFamily(
+        "kvgate_kept_places", "Places kept for refused requests that may come back.",
+        labels=labels,
+    )  # fmt: skip
+    share = GaugeMetricFamily(
+        "kvgate_return_ratio", "Part of the places that clients came back to lately.",
+        labels=labels,
+    )  # fmt: skip
+    ended = CounterMetricFamily(
+        "kvgate_places_ended", "Places taken up, and places nobody came back to.",
+        labels=("model", "how"),
+    )  # fmt: skip
+    for name, pool in scheduler.admission.pools.items():
+        places.add_metric((name,), len(pool.returns))
+        share.add_metric((name,), pool.returns.share)
+        ended.add_metric((name, "taken_up"), pool.returns.kept)
+        ended.add_metric((name, "lost"), pool.returns.lost)
+    yield from (places, share, ended)
 
 
 def _rules(scheduler: Scheduler) -> Iterator[Metric]:
