@@ -11,7 +11,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
-from extproc.admission.controller import AdmissionController
+from extproc.admission.controller import AdmissionController, Preview
 from extproc.admission.demand import Demand
 from extproc.admission.work import WorkEstimator
 from extproc.cache.feed import Delta, Snapshot
@@ -297,7 +297,11 @@ class Scheduler:
         route = self._best_route(ticket, now, needs_slot=False)
         demand = self._demand(ticket, route.uncached_tokens, now)
         room = Room(served.pool, now)
-        return estimate_of(self.admission, served.pool, demand, route, room, now)
+        if self.policy.rollout.admission == "off":
+            said = Preview("allow", "", 0.0, None)
+        else:
+            said = self.admission.preview(demand, room, now)
+        return estimate_of(said, served.pool, demand, route)
 
     # -- workers ------------------------------------------------------------------------
 

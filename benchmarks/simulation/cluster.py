@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -42,6 +42,7 @@ class VirtualCluster:
     Attributes:
         samples: what clients saw, as in a wall-clock run.
         decision_ms: CPU of the core for each arrival.
+        end_ms: CPU of the core for each end, the starts of those who waited for it included.
         waiting_most: requests that waited in the scheduler at once.
     """
 
@@ -56,6 +57,7 @@ class VirtualCluster:
         self.clock = VirtualClock()
         self.samples: list[Sample] = []
         self.decision_ms: list[float] = []
+        self.end_ms: list[float] = []
         self.waiting_most = 0
         self._policy = policy
         self._settings = settings
@@ -80,42 +82,52 @@ class VirtualCluster:
         self._flights: dict[str, Flight] = {}
         self._waiting: dict[str, Flight] = {}
         self._left = 0
+        self._plan: Iterator[tuple[int, Planned]] = iter(())
+        self._closed_loop = False
         for _ in range(settings.workers):
             self._add_worker()
         for trouble in script:
             self.clock.at(trouble.at_s, partial(self._make, trouble))
 
-    def run(self, plan: Sequence[Planned]) -> None:
-        """Send a plan and go on until every request has ended."""
+    def run(self, plan: Sequence[Planned], in_flight: int | None = None) -> None:
+        """Send a plan and go on until every request has ended.
+
+        ``in_flight`` set: closed loop with so many requests, the plan's times do not count.
+        """
         self._left = len(plan)
-        self._send_next(plan, 0)
+        self._plan = enumerate(plan)
+        self._closed_loop = in_flight is not None
+        for _ in range(in_flight or 1):
+            self._send_next()
         self.clock.after(TICK_S, self._tick)
         self.clock.run(lambda: not self._left)
         self.samples.sort(key=lambda sample: sample.number)
 
     # Requests
 
-    def _send_next(self, plan: Sequence[Planned], number: int) -> None:
-        """One arrival asks for the next, so that the clock's list stays short."""
-        if number < len(plan):
-            self.clock.at(plan[number].at_s, partial(self._arrive, plan, number))
+    def _send_next(self) -> None:
+        """An arrival asks for the next, or an end does, so that the clock's list stays short."""
+        for number, planned in self._plan:
+            due_s = self.clock.now if self._closed_loop else planned.at_s
+            self.clock.at(due_s, partial(self._arrive, number, planned))
+            return
 
-    def _arrive(self, plan: Sequence[Planned], number: int) -> None:
-        self._send_next(plan, number + 1)
-        planned = plan[number]
+    def _arrive(self, number: int, planned: Planned) -> None:
+        if not self._closed_loop:
+            self._send_next()
         keys = self._keys.keys(planned.prompt)
         self._ask(Flight(number, planned, keys, self.clock.now))
 
     def _ask(self, flight: Flight) -> None:
-        planned = flight.planned
         flight.sample.sent_s = self.clock.now
-        usable = reusable_blocks(planned.prompt_tokens, self._pool.block_size_tokens)
+        tokens = flight.sample.planned_tokens
+        usable = reusable_blocks(tokens, self._pool.block_size_tokens)
         array = np.array(flight.keys[:usable], dtype=np.uint64)
-        prompt = PromptKeys(planned.prompt_tokens, array, exact=True)
+        prompt = PromptKeys(tokens, array, exact=True)
         began = time.process_time()
         try:
             ticket = self.scheduler.arrive(
-                self._served, profile_of(flight.number, planned), [prompt], self.clock.now
+                self._served, profile_of(flight.number, flight.planned), [prompt], self.clock.now
             )
         except Refusal as refusal:
             self._refuse(flight, refusal)
@@ -168,10 +180,9 @@ class VirtualCluster:
         self._end(flight)
 
     def _request(self, flight: Flight, request_id: str) -> EngineRequest:
-        planned = flight.planned
-        tokens = planned.prompt_tokens + planned.output_tokens
-        chain = PlannedChain(flight.keys, tokens, self._engine.block_size, flight.number)
-        return EngineRequest(request_id, chain, planned.prompt_tokens, planned.output_tokens)
+        prompt, answer = flight.sample.planned_tokens, flight.planned.output_tokens
+        chain = PlannedChain(flight.keys, prompt + answer, self._engine.block_size, flight.number)
+        return EngineRequest(request_id, chain, prompt, answer)
 
     def _outputs(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
@@ -209,12 +220,15 @@ class VirtualCluster:
             EngineError.NONE,
             duration_s=self.clock.now - sample.sent_s,
             ttft_s=sample.ttft_s,
-            prompt_tokens=flight.planned.prompt_tokens,
+            prompt_tokens=sample.planned_tokens,
             output_tokens=request.generated,
             cached_tokens=request.cached_tokens,
         )
         known = self._known[worker.address]
-        self._woken(self.scheduler.outcome(self._served, known, outcome, self.clock.now))
+        began = time.process_time()
+        woken = self.scheduler.outcome(self._served, known, outcome, self.clock.now)
+        self.end_ms.append(1_000 * (time.process_time() - began))
+        self._woken(woken)
 
     def _refuse(self, flight: Flight, refusal: Refusal) -> None:
         sample = flight.sample
@@ -238,6 +252,8 @@ class VirtualCluster:
         flight.sample.e2e_s = self.clock.now - flight.sample.sent_s
         self.samples.append(flight.sample)
         self._left -= 1
+        if self._closed_loop:
+            self._send_next()
 
     # Workers and their agents
 

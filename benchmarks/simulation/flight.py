@@ -38,15 +38,16 @@ class Flight:
         self.number = number
         self.planned = planned
         self.keys = keys
+        tokens = planned.prompt_tokens
         self.sample = Sample(
             number,
             due_s=now,
             lag_s=0.0,
             sent_s=now,
-            planned_tokens=planned.prompt_tokens,
+            planned_tokens=tokens,
             tenant=planned.tenant,
             lane=planned.lane,
-            prompt_tokens=planned.prompt_tokens,
+            prompt_tokens=tokens,
         )
         self.ticket: Ticket | None = None
         self.tries = 0

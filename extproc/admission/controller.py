@@ -330,7 +330,8 @@ class AdmissionController:
         Else a lane that can wait would fill the queue that a lane which cannot shares.
         """
         pool = self.pools[demand.pool]
-        full = [counter for counter in demand.counters if counter.queue_is_full]
+        returned = demand.returned
+        full = [each for each in demand.counters if each.queue_is_full(returned=returned)]
         for victim in pool.queue.youngest_below(demand.lane):
             if all(counter in victim.counters for counter in full):
                 self._dequeue(victim, now)

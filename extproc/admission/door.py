@@ -63,7 +63,8 @@ def check_wait(pool: PoolState, demand: Demand, now: float) -> None:
 
 def full_queue(demand: Demand) -> str | None:
     """The rule whose queue has no place left; the one that lacks room, if it is among them."""
-    full = [counter.reason for counter in demand.counters if counter.queue_is_full]
+    returned = demand.returned
+    full = [each.reason for each in demand.counters if each.queue_is_full(returned=returned)]
     if demand.blocked_by in full:
         return demand.blocked_by
     return full[0] if full else None

@@ -12,11 +12,14 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from itertools import islice
 from typing import Protocol
 
 from extproc.admission.demand import Demand
 from extproc.admission.drain_rate import DrainRate
 from extproc.policy import LanePolicy
+
+_BACK_AT_ONCE = 8
 
 
 class Verdict(Enum):
@@ -108,6 +111,7 @@ class Lane:
         """Flows that may run; the first has the turn. Others are parked at what they lack."""
         self._turn_begun = False
         self._holders: set[str] = set()
+        self._back: OrderedDict[str, Demand] = OrderedDict()
 
     def add(self, demand: Demand, now: float) -> None:
         """Wait for the tenant's turn."""
@@ -122,10 +126,13 @@ class Lane:
             self._ring[demand.tenant] = flow
         flow.add(demand)
         self.tokens += demand.cost_tokens
+        if demand.returned:
+            self._back[demand.id] = demand
 
     def remove(self, demand: Demand, now: float) -> None:
         """It waits no more; a tenant with nothing waiting keeps no claim."""
         del self.waiting[demand.id]
+        self._back.pop(demand.id, None)
         flow = self.flows[demand.tenant]
         flow.remove(demand)
         self.tokens -= demand.cost_tokens
@@ -140,7 +147,22 @@ class Lane:
             self.drain.pause(now)
 
     def candidate(self, gate: Gate) -> Demand | None:
-        """Whose turn it is among those that can run; asking again gives the same answer."""
+        """Whose turn it is among those that can run; asking again gives the same answer.
+
+        Who came back as told has waited its turns elsewhere: it goes first, and its tenant's
+        next turns pay for that.
+        """
+        for demand in list(islice(self._back.values(), _BACK_AT_ONCE)):
+            verdict = gate.check(demand)
+            if verdict is Verdict.RUN:
+                return demand
+            if verdict is Verdict.NOBODY:
+                return None
+            if verdict is Verdict.LATER:
+                gate.claim(demand)
+        return self._by_turns(gate)
+
+    def _by_turns(self, gate: Gate) -> Demand | None:
         for tenant in list(self._holders):
             flow = self.flows[tenant]
             demand, verdict = flow.head(gate)

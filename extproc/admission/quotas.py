@@ -121,11 +121,11 @@ class Counter:
         """What a request that lacks room here is told."""
         return f"quota:{self.rule.name}"
 
-    @property
-    def queue_is_full(self) -> bool:
-        """Whether no further request of it may wait."""
+    def queue_is_full(self, *, returned: bool) -> bool:
+        """Whether no further request of it may wait; who came back as told finds a place where
+        newcomers do not, up to twice the length."""
         longest = self.rule.policy.max_queue
-        return longest is not None and self.waiting >= longest
+        return longest is not None and self.waiting >= (2 * longest if returned else longest)
 
     def wake(self) -> None:
         """There may be room again."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -70,6 +70,11 @@ class Returns:
 
     def __len__(self) -> int:
         return len(self._places)
+
+    @property
+    def places(self) -> Collection[Place]:
+        """All that are kept."""
+        return self._places.values()
 
     def promise(self, demand: Demand, lane: str, wait_s: float, now: float) -> float:
         """Keep a place for a request that is refused.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from extproc.admission.controller import AdmissionController
+from extproc.admission.controller import Preview
 from extproc.admission.demand import Demand
-from extproc.decision.room import Room
 from extproc.fleet.pool import Pool
 from extproc.routing.router import Route
 
@@ -45,16 +44,8 @@ class Estimate:
     workers: tuple[WorkerCost, ...]
 
 
-def estimate_of(
-    admission: AdmissionController,
-    pool: Pool,
-    demand: Demand,
-    route: Route,
-    room: Room,
-    now: float,
-) -> Estimate:
-    """Ask admission and routing, and change nothing."""
-    verdict = admission.preview(demand, room, now)
+def estimate_of(said: Preview, pool: Pool, demand: Demand, route: Route) -> Estimate:
+    """What admission said and routing chose, with the ranking of the workers."""
     usable, has_slot = pool.usable(demand.name), pool.has_slot(demand.name)
     costs = sorted(
         (
@@ -70,10 +61,10 @@ def estimate_of(
         key=lambda worker: (not worker.ready, not worker.has_slot, worker.cost),
     )
     return Estimate(
-        verdict=verdict.verdict,
-        reason=verdict.reason,
-        expected_wait_s=verdict.expected_wait_s,
-        retry_after_s=verdict.retry_after_s,
+        verdict=said.verdict,
+        reason=said.reason,
+        expected_wait_s=said.expected_wait_s,
+        retry_after_s=said.retry_after_s,
         pool=demand.pool,
         lane=demand.lane,
         tenant=demand.tenant,

@@ -30,7 +30,8 @@ class PoolAdmissionPolicy(Section):
     """Requests of this pool running at once, over all workers; the workers' own room is
     asked in any case."""
     max_queue: NonNegativeInt = 512
-    """Requests that may wait; 0 never queues."""
+    """Requests that may wait; 0 never queues. Who was refused and comes back as told still
+    finds a place, up to twice as many."""
     max_queue_bytes: PositiveInt = 1_073_741_824
     """Bodies that waiting requests may hold in memory."""
     max_queue_time_s: PositiveFloat = 30.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -61,6 +63,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.running: dict[str, Lease] = {}
         self.waiting: dict[str, Demand] = {}
         self.ended: list[Lease] = []
+        self.told: list[tuple[Demand, float]] = []
         self.received = self.answered = 0
 
     # What happens
@@ -75,25 +78,55 @@ class AdmissionMachine(RuleBasedStateMachine):
         deadline_s=st.sampled_from([None, 0.0, 2.0]),
     )
     def arrive(self, deadline_s: float | None, **facts: Any) -> None:
-        self.received += 1
-        demand = Demand(
-            id=str(self.received),
-            pool=facts["pool"],
-            name=facts["name"],
-            adapter="" if facts["name"] == "base" else facts["name"],
-            tenant=f"t{facts['tenant']}",
-            tenant_class="default",
-            lane=facts["lane"],
-            weight=1.0 + facts["tenant"],
-            uncached_tokens=facts["uncached"],
-            output_tokens=facts["output"],
-            arrived_at=self.now,
-            deadline_at=None if deadline_s is None else self.now + deadline_s,
+        self.ask(
+            Demand(
+                id="",
+                pool=facts["pool"],
+                name=facts["name"],
+                adapter="" if facts["name"] == "base" else facts["name"],
+                tenant=f"t{facts['tenant']}",
+                tenant_class="default",
+                lane=facts["lane"],
+                weight=1.0 + facts["tenant"],
+                uncached_tokens=facts["uncached"],
+                output_tokens=facts["output"],
+                arrived_at=self.now,
+                fingerprint=self.received + 1,
+                deadline_at=None if deadline_s is None else self.now + deadline_s,
+            )
         )
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data(), late_s=st.sampled_from([-0.5, 0.0, 1.0, 30.0]))
+    def come_back(self, data: st.DataObject, late_s: float) -> None:
+        """A refused client tries again: too early, as told, late, or much too late."""
+        number = data.draw(st.integers(0, len(self.told) - 1))
+        demand, told_s = self.told.pop(number)
+        self.now = max(self.now, demand.arrived_at + told_s + late_s)
+        self.settle_down()
+        limit_s = None if demand.deadline_at is None else demand.deadline_at - demand.arrived_at
+        self.ask(
+            replace(
+                demand,
+                arrived_at=self.now,
+                sequence=0,
+                deadline_at=None if limit_s is None else self.now + limit_s,
+                returned=False,
+                parked_at=None,
+                blocked_by="",
+            )
+        )
+
+    def ask(self, demand: Demand) -> None:
+        self.received += 1
+        demand.id = str(self.received)
         try:
             lease = self.admission.admit(demand, self.has_room, self.now)
         except (Contended, QuotaTooSmall) as refusal:
+            self.admission.promise(demand, refusal, demand.lane, self.now)
             self.refused(refusal)
+            if refusal.retry_after_s is not None:
+                self.told.append((demand, refusal.retry_after_s))
         else:
             if lease is None:
                 self.waiting[demand.id] = demand
@@ -150,7 +183,8 @@ class AdmissionMachine(RuleBasedStateMachine):
     def settle_down(self) -> None:
         """What the scheduler does after every event."""
         for demand, refusal in self.admission.expired(self.now):
-            assert isinstance(refusal, Refusal)
+            assert refusal.retry_after_s is not None
+            self.told.append((demand, refusal.retry_after_s))
             del self.waiting[demand.id]
             self.answered += 1
         progress = True
@@ -172,12 +206,22 @@ class AdmissionMachine(RuleBasedStateMachine):
             counter = holding.counter
             assert counter.requests + counter.lent_requests <= counter.rule.concurrency
             assert counter.tokens + counter.lent_tokens <= counter.rule.tokens_in_flight
-        for other in self.waiting.values():
-            if mine.sequence and self.line(other) == self.line(mine):
-                assert other.sequence > mine.sequence
+        if mine.sequence and not mine.returned:
+            assert not self.elders(mine)
 
     def line(self, demand: Demand) -> tuple[Any, ...]:
         return (demand.pool, demand.tenant, demand.lane, demand.kind)
+
+    def elders(self, demand: Demand) -> list[Demand]:
+        """Those of its tenant, lane and kind that go first: who came back as told, then who
+        came earlier."""
+        return [
+            other
+            for other in self.waiting.values()
+            if self.line(other)[:3] == self.line(demand)[:3]
+            and other.kind in demand.elder_kinds
+            and (other.kind != demand.kind or other.sequence < demand.sequence)
+        ]
 
     def has_room(self, demand: Demand) -> bool:
         used = sum(lease.demand.pool == demand.pool for lease in self.running.values())
@@ -205,6 +249,16 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert self.admission.waiting == len(self.waiting)
 
     @invariant()
+    def places_are_counted(self) -> None:
+        """Work that may come back is that of the places kept."""
+        for pool in self.admission.pools.values():
+            places = pool.returns.places
+            for lane in pool.queue.lanes:
+                work = sum(place.cost_tokens for place in places if place.lane == lane)
+                assert pool.returns.tokens(lane) == pytest.approx(pool.returns.share * work)
+            assert pool.returns.share >= 0.0
+
+    @invariant()
     def no_counter_is_negative(self) -> None:
         assert all(min(counts) >= 0 for counts in self.counts())
 
@@ -214,16 +268,11 @@ class AdmissionMachine(RuleBasedStateMachine):
         for demand in self.waiting.values():
             kind, _, _ = demand.blocked_by.partition(":")
             assert kind in ("quota", "capacity")
-            elders = [
-                other
-                for other in self.waiting.values()
-                if self.line(other) == self.line(demand) and other.sequence < demand.sequence
-            ]
             blocked = any(
                 counter.claimed or counter.block(demand.cost_tokens, self.now)
                 for counter in demand.counters
             )
-            assert elders or blocked or not self.has_room(demand)
+            assert self.elders(demand) or blocked or not self.has_room(demand)
 
     def teardown(self) -> None:
         if not hasattr(self, "admission"):

@@ -9,6 +9,7 @@ import pytest
 
 from extproc.decision.ticket import ServeInstead, Ticket
 from extproc.errors import DeadlineUnreachable, PolicyError, QueueFull, QueueTimeout, Refusal
+from extproc.tokens.keyer import PromptKeys
 from tests.support.builders import MODEL, policy, pool_policy
 from tests.support.crowd import AMPLE, Crowd, request
 
@@ -225,6 +226,8 @@ class TestRollout:
         crowd = one_slot(rollout={"admission": "off"})
         made = [crowd.send(request(), 10) for _ in range(20)]
         assert all(each.decision is not None for each in made)
+        told = crowd.scheduler.estimate(crowd.served, request(), (PromptKeys(10),), crowd.now)
+        assert (told.verdict, told.expected_wait_s) == ("allow", 0.0)
         crowd.run_until(5.0)
         assert crowd.scheduler.admission.running == 0
 

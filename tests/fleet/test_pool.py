@@ -510,6 +510,19 @@ class TestRoom:
         some, worker = self.busy(kv_usage=0.5, kv_blocks=20)
         assert self.room(some, worker, tokens) == room
 
+    def test_much_prefill_ahead_leaves_no_room_until_its_first_token(self) -> None:
+        some = pool(admission={"max_prefill_s": 0.5})
+        worker = join(some, 1)
+        booking = some.book(worker.column, 1_001, "a", now=0.0)
+        assert self.room(some, worker)  # no rate is known yet
+        some.table.prefill_tokens_per_s[worker.column] = 2_000.0
+        assert not self.room(some, worker)
+        assert not some.has_any_room()
+        some.first_token(booking)
+        assert self.room(some, worker)
+        some.book(worker.column, 1_000, "b", now=0.0)
+        assert self.room(some, worker)
+
     @pytest.mark.parametrize("known", [{"kv_usage": 1.0}, {"kv_blocks": 5}])
     def test_what_is_not_told_does_not_limit(self, known: dict[str, float]) -> None:
         """LD1."""

@@ -32,6 +32,7 @@ def request(
         max_output_tokens=output,
         body_bytes=identity.pop("body_bytes", 100),
         editable=True,
+        fingerprint=identity.pop("fingerprint", 0),
         identity=Identity(tenant=tenant, lane=lane, **identity),
     )
 
