@@ -308,6 +308,44 @@ class TestRefusalsThroughEnvoy:
         assert response.headers["x-kvgate-reason"] == "quota:pool"
 
 
+class TestComingBack:
+    async def test_who_waits_as_told_is_served_while_others_keep_asking(
+        self, system: System
+    ) -> None:
+        """Twelve clients that ask again at once keep a queue of four full."""
+        adopt(system, pool={"max_concurrency": 2, "max_queue": 4})
+        stop = asyncio.Event()
+        outcomes: list[tuple[float, int]] = []
+
+        async def pushy(client: httpx.AsyncClient, number: int) -> None:
+            while not stop.is_set():
+                number += 100
+                answer = await client.post(CHAT, json=asked("hello", str(number), max_tokens=24))
+                if answer.status_code == 429:
+                    await asyncio.sleep(0.05)
+
+        async def patient(client: httpx.AsyncClient, number: int) -> None:
+            request = asked("patient", str(number), max_tokens=24)
+            while (answer := await client.post(CHAT, json=request)).status_code == 200:
+                await asyncio.sleep(0.05)
+            told_s = float(answer.headers["retry-after-ms"]) / 1_000
+            await asyncio.sleep(told_s)
+            outcomes.append((told_s, (await client.post(CHAT, json=request)).status_code))
+
+        async with client_for(system.url) as client:
+            crowd = [asyncio.create_task(pushy(client, number)) for number in range(12)]
+            try:
+                await until(lambda: page(system, "queues")["pools"][MODEL]["waiting"] == 4)
+                await asyncio.gather(*[patient(client, number) for number in range(4)])
+            finally:
+                stop.set()
+                await asyncio.gather(*crowd)
+        assert [status for _, status in outcomes] == [200] * 4, outcomes
+        ended = {how: system.metric("kvgate_places_ended_total", {"model": MODEL, "how": how})
+                 for how in ("taken_up", "lost")}  # fmt: skip
+        assert ended["taken_up"] >= 4
+
+
 class TestDegrade:
     async def test_the_engine_is_told_a_shorter_answer(self, system: System) -> None:
         step = {"max_output_tokens": 16}
