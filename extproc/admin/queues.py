@@ -9,9 +9,10 @@ from typing import Any
 from aiohttp import web
 
 from extproc.admin.context import ADMIN
-from extproc.admission.fair_queue import Lane
+from extproc.admission.counters import Counter
+from extproc.admission.lane import Lane
 from extproc.admission.pool_state import PoolState
-from extproc.admission.quotas import Counter, Rule
+from extproc.admission.quotas import Rule
 from extproc.decision.ticket import Freed
 from extproc.scheduler import Scheduler
 

@@ -8,18 +8,20 @@ waits while quota, capacity and turn allow.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from extproc.admission.counters import Counter, give_back, take
 from extproc.admission.demand import Demand, Lease
 from extproc.admission.door import check_size, check_wait, latest_start
-from extproc.admission.fair_queue import FairQueue, Verdict
+from extproc.admission.expiry import Expiries
+from extproc.admission.fair_queue import FairQueue
 from extproc.admission.gate import Gate, HasRoom
+from extproc.admission.lane import Verdict
 from extproc.admission.pool_state import PoolState
 from extproc.admission.pressure import Pressure
-from extproc.admission.quotas import Counter, QuotaBook, Rule, give_back, take
+from extproc.admission.quotas import QuotaBook, Rule
 from extproc.errors import Contended, QueueFull, QueueTimeout, Refusal, WouldWait
 from extproc.policy import AdmissionPolicy, DegradeStep, PoolPolicy
 
@@ -51,7 +53,7 @@ class AdmissionController:
         self.evicted_count = 0
         self._evicted: list[tuple[Demand, Contended]] = []
         self._sequence = 0
-        self._expiries: list[tuple[float, int, Demand]] = []
+        self._expiries = Expiries()
         self._leases: dict[str, Lease] = {}
         self.pools: dict[str, PoolState] = {}
         self._build(policy, list(pools), now)
@@ -204,10 +206,7 @@ class AdmissionController:
         """Take out requests whose waiting makes no sense any more; those evicted come first."""
         while self._evicted:
             yield self._evicted.pop(0)
-        while self._expiries and (self._expiries[0][0] <= now or not self._expiries[0][2].waiting):
-            _, _, demand = heapq.heappop(self._expiries)
-            if not demand.waiting:
-                continue
+        for demand in self._expiries.due(now):
             blocked_by = demand.blocked_by
             self._dequeue(demand, now)
             self.expired_count += 1
@@ -221,8 +220,7 @@ class AdmissionController:
 
     def has_expired(self, now: float) -> bool:
         """Whether :meth:`expired` has somebody to take out."""
-        first = self._expiries[0] if self._expiries else None
-        return bool(self._evicted) or (first is not None and first[0] <= now)
+        return bool(self._evicted) or self._expiries.has_due(now)
 
     def abandon(self, pool_name: str, now: float) -> list[Demand]:
         """Empty a pool's queue: nobody is left who could serve it."""
@@ -242,9 +240,7 @@ class AdmissionController:
                 self._tighten(name)
         for _, rule in self._book.all_rules():
             rule.sweep(now)
-        if len(self._expiries) > 64 + 2 * self.waiting:
-            self._expiries = [entry for entry in self._expiries if entry[2].waiting]
-            heapq.heapify(self._expiries)
+        self._expiries.forget_ended(self.waiting)
 
     def reload(self, policy: AdmissionPolicy, pools: Iterable[PoolPolicy], now: float) -> None:
         """Go on under other rules: what runs and waits is counted by the new ones.
@@ -252,15 +248,14 @@ class AdmissionController:
         A limit below what runs binds from the next admission on. Requests wait on in their
         order; rates remember how much of them was used.
         """
-        former = {(pool, rule.name): rule for pool, rule in self._book.all_rules()}
-        old_pools = self.pools
+        former, old_pools = self._book, self.pools
         waiting = sorted(
             (demand for pool in old_pools.values() for demand in pool.queue),
             key=lambda demand: demand.sequence,
         )
-        self._expiries.clear()
+        self._expiries = Expiries()
         self._build(policy, list(pools), now)
-        self._adopt_rates(former, now)
+        self._book.adopt_rates(former, now)
         for name, pool in self.pools.items():
             pool.mean_hold_s = old_pools[name].mean_hold_s
             pool.returns = old_pools[name].returns
@@ -360,7 +355,7 @@ class AdmissionController:
             # Who filled the workers before anybody had to wait has had its first turns.
             pool.queue.lanes[demand.lane].charge(demand.tenant, sum(paid.values()))
         self._count_waiting(demand, 1, now)
-        heapq.heappush(self._expiries, (demand.expires_at, demand.sequence, demand))
+        self._expiries.add(demand)
 
     def _number(self, demand: Demand) -> None:
         if not demand.sequence:
@@ -411,23 +406,6 @@ class AdmissionController:
         pool = self.pools[demand.pool]
         pool.running += 1
         pool.running_tokens += lease.cost_tokens
-
-    def _adopt_rates(self, former: dict[tuple[str, str], Rule], now: float) -> None:
-        for key, rule in self._keyed_rules():
-            old = former.get(key)
-            if old is None or old.policy.per != rule.policy.per:
-                continue
-            for values, counter in old.counters.items():
-                if counter.request_rate is None and counter.token_rate is None:
-                    continue
-                fresh = rule.counters[values] = Counter(rule, values, now)
-                if fresh.request_rate is not None and counter.request_rate is not None:
-                    fresh.request_rate.adopt(counter.request_rate, now)
-                if fresh.token_rate is not None and counter.token_rate is not None:
-                    fresh.token_rate.adopt(counter.token_rate, now)
-
-    def _keyed_rules(self) -> Iterator[tuple[tuple[str, str], Rule]]:
-        return (((pool, rule.name), rule) for pool, rule in self._book.all_rules())
 
     def _tighten(self, pool_name: str) -> None:
         """Rules of one pool feel that pool's pressure, others the highest of all."""

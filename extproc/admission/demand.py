@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from extproc.admission.quotas import Counter, Holding
+from extproc.admission.counters import Counter, Holding
 
 
 @dataclass(slots=True, eq=False)

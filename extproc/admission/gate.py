@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+from extproc.admission.counters import Block
 from extproc.admission.demand import Demand
-from extproc.admission.fair_queue import Verdict
+from extproc.admission.lane import Verdict
 from extproc.admission.pool_state import PoolState
-from extproc.admission.quotas import Block
 
 HasRoom: TypeAlias = Callable[[Demand], bool]
 """Whether some worker could start a request now."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from extproc.admission.counters import Counter
 from extproc.admission.demand import Demand
 from extproc.admission.fair_queue import FairQueue
-from extproc.admission.quotas import Counter
 from extproc.admission.returns import Returns
 from extproc.policy import PoolPolicy
 

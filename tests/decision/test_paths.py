@@ -9,7 +9,7 @@ import pytest
 from extproc import scheduler as scheduler_module
 from extproc.admission import quotas
 from extproc.admission.demand import Demand
-from extproc.admission.fair_queue import Lane, Verdict
+from extproc.admission.lane import Lane, Verdict
 from extproc.decision.judgement import met_budgets
 from extproc.decision.room import Room
 from extproc.fleet.worker import EngineError, Outcome, engine_error
