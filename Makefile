@@ -9,15 +9,21 @@ VLLM_READY := $(VLLM_VENV)/.ready
 VLLM_INDEX ?=
 ENGINE ?= simulator
 URL ?= http://127.0.0.1:10000
+# Folder of the public traces (docs/benchmarks.md); `make bench` leaves out what needs them without.
+TRACES ?=
+BENCH_MODULES := hot-path routing-cost queue-costs overhead digest-build middleware
+BENCHES := $(BENCH_MODULES) overload compare failures simulate validate \
+  $(if $(TRACES),overload-sweep compare-traces routing-sweep)
 PROTOS := $(wildcard proto/kvgate/v1/*.proto)
 # The pure core: everything that decides, branch coverage 100%.
 CORE := extproc/errors.py,extproc/policy/*,extproc/decision/*,extproc/scheduler.py,extproc/stream.py,extproc/replies.py,extproc/request/*,extproc/tokens/*,extproc/cache/*,extproc/fleet/*,extproc/admission/*,extproc/routing/*
 
 .DEFAULT_GOAL := help
 .PHONY: help run test check lint types unit vllm test-vllm test-bench bench bench-smoke bench-load bench-overload bench-compare bench-simulate proto proto-check envoy docs lock clean
+.PHONY: bench-report bench-validate bench-overload-sweep bench-failures bench-compare-traces bench-routing-sweep $(addprefix bench-,$(BENCH_MODULES))
 
 help: ## Show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -62,13 +68,15 @@ test-vllm: $(READY) $(VLLM_READY) ## Tests on real vLLM servers, and the simulat
 test-bench: $(READY) ## Small runs of the benchmarks that start whole systems
 	$(BIN)/python -m pytest -m bench tests/benchmarks
 
-bench: $(READY) ## Benchmarks of the decision path and of Envoy with and without kvgate
-	$(BIN)/python -m benchmarks.hot_path
-	$(BIN)/python -m benchmarks.routing_cost
-	$(BIN)/python -m benchmarks.queue_costs
-	$(BIN)/python -m benchmarks.overhead
-	$(BIN)/python -m benchmarks.digest_build
-	$(BIN)/python -m benchmarks.middleware
+bench: $(READY) ## Every benchmark, one after the other, then the report (hours); TRACES=FOLDER for all
+	@$(MAKE) --keep-going --jobs=1 $(addprefix bench-,$(BENCHES)); failed=$$?; \
+	  $(MAKE) bench-report && exit $$failed
+
+bench-report: $(READY) ## REPORT.md and the README's summary, from the figures that are there
+	$(BIN)/kvgate bench report --results benchmarks/results --readme README.md
+
+$(addprefix bench-,$(BENCH_MODULES)): bench-%: $(READY)
+	$(BIN)/python -m benchmarks.$(subst -,_,$*)
 
 bench-load: $(READY) ## Load test: make bench-load URL=http://host:port [LOAD='--workload chats ...']
 	$(BIN)/kvgate bench load --url $(URL) $(LOAD)
@@ -76,17 +84,41 @@ bench-load: $(READY) ## Load test: make bench-load URL=http://host:port [LOAD='-
 bench-overload: $(READY) ## Three times the sustainable rate, with admission on and off (5 minutes)
 	$(BIN)/kvgate bench overload --output benchmarks/results/overload
 
+bench-overload-sweep: $(READY) ## Azure's code trace at 1 to 5 times the sustainable rate; needs TRACES=FOLDER
+	@test -n "$(TRACES)" || { echo "needs TRACES=FOLDER with azure2023_code.csv"; exit 1; }
+	$(BIN)/kvgate bench overload-sweep --trace $(TRACES)/azure2023_code.csv --wall-clock \
+	  --output benchmarks/results/overload-sweep
+
+bench-failures: $(READY) ## Workers killed, frozen, restarted and added (15 minutes)
+	$(BIN)/kvgate bench failures --output benchmarks/results/failures
+
 bench-compare: $(READY) ## kvgate, Envoy and other routers on the same arrivals (an hour; installs peers)
 	$(BIN)/kvgate bench compare --rounds 3 --workload shared --workload chats --workload mix \
 	  --output benchmarks/results/compare
 
-bench-simulate: $(READY) ## Up to 1,000 workers in virtual time, checked against wall-clock time
+bench-compare-traces: $(READY) ## The same on Mooncake's traces (three hours); needs TRACES=FOLDER
+	@test -n "$(TRACES)" || { echo "needs TRACES=FOLDER with mooncake_*.jsonl"; exit 1; }
+	$(BIN)/kvgate bench compare --duration-s 500 --trace-speedup 2 --num-blocks 56320 \
+	  --workload $(TRACES)/mooncake_conversation.jsonl --workload $(TRACES)/mooncake_synthetic.jsonl \
+	  --output benchmarks/results/compare-traces
+
+bench-routing-sweep: $(READY) ## Routing profiles on Mooncake's traces; needs TRACES=FOLDER
+	@test -n "$(TRACES)" || { echo "needs TRACES=FOLDER with mooncake_*.jsonl"; exit 1; }
+	$(BIN)/python -m benchmarks.routing_sweep --traces $(TRACES)
+
+bench-simulate: $(READY) ## An hour of up to 1,000 workers in virtual time, and how costs grow
 	$(BIN)/kvgate bench simulate --workers 8 --workers 64 --workers 250 --workers 1000 \
-	  --duration-s 120 --rate-per-worker 0.2 --validate --output benchmarks/results/simulate
+	  --queued 0 --queued 1000 --queued 5000 --queued 20000 \
+	  --duration-s 3600 --rate-per-worker 0.01 --validate --output benchmarks/results/simulate
+
+bench-validate: $(READY) ## Virtual against wall-clock time, on 8 workers (3 minutes)
+	$(BIN)/kvgate bench simulate --workers 8 --duration-s 120 --rate-per-worker 0.2 --validate \
+	  --output benchmarks/results/validate
 
 bench-smoke: $(READY) ## The same benchmarks at a size that CI has time for
-	$(BIN)/python -m benchmarks.hot_path --workers 10 --workers 128 --rounds 50
-	$(BIN)/python -m benchmarks.overhead --rounds 2
+	$(BIN)/python -m benchmarks.hot_path --workers 10 --workers 128 --rounds 50 \
+	  --output .kvgate/bench/smoke/hot_path.json
+	$(BIN)/python -m benchmarks.overhead --rounds 2 --output .kvgate/bench/smoke/overhead.json
 
 proto: $(READY) ## Generate the code of both APIs from proto/
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=extproc/generated \

@@ -6,63 +6,49 @@ Imports happen inside the commands, so that ``kvgate serve`` does not pay for th
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from benchmarks.workloads.plan import Planned
-
-BAD_INPUT = 2
-DEMO_MODEL_DIR = Path(".kvgate/model")
-_RESULTS = Path(".kvgate/bench")
+from benchmarks import options
+from benchmarks.ab_command import ab
+from benchmarks.options import DEMO_MODEL_DIR, Seed, demo_model
+from benchmarks.options import RESULTS as _RESULTS
+from benchmarks.options import fail as _fail
 
 bench = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Load tests and comparisons (docs/benchmarks.md).",
 )
-
-Seed = Annotated[int, typer.Option(help="Of arrivals, lengths and words.")]
+bench.command()(ab)
 
 
 @bench.command()
 def load(
     url: Annotated[str, typer.Option(help="Any OpenAI-compatible server.")],
-    model: Annotated[str, typer.Option(help="Model name in the requests.")] = "sim-8b",
-    model_dir: Annotated[
-        Path, typer.Option(help="Its tokenizer directory; ours is made if missing.")
-    ] = DEMO_MODEL_DIR,
-    workload: Annotated[
-        str,
-        typer.Option(
-            help="shared, chats, agents, rag, mix, tenants or their YAML; or a trace: "
-            "Mooncake or kvgate .jsonl, Azure .csv."
-        ),
-    ] = "chats",
+    model: options.Model = "sim-8b",
+    model_dir: options.ModelDir = DEMO_MODEL_DIR,
+    workload: options.WorkloadName = "chats",
     seed: Seed = 1,
-    rate_per_s: Annotated[float | None, typer.Option(help="Of a workload.")] = None,
-    duration_s: Annotated[float | None, typer.Option(help="Of arrivals.")] = None,
-    speedup: Annotated[float, typer.Option(min=0.001, help="Of a trace.")] = 1.0,
-    skip: Annotated[int, typer.Option(min=0, help="First rows of a trace left out.")] = 0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Rows of a trace.")] = None,
-    spread_s: Annotated[
-        float, typer.Option(min=0, help="Spread clumps of a trace; 3 for Mooncake's chats.")
-    ] = 0.0,
-    max_prompt_tokens: Annotated[int | None, typer.Option(help="Leave longer prompts out.")] = None,
-    tries: Annotated[int, typer.Option(min=1, help="Of a request, waiting as told.")] = 1,
-    ttft_ms: Annotated[float | None, typer.Option(help="Budget: first token.")] = None,
-    tpot_ms: Annotated[float | None, typer.Option(help="Budget: each further token.")] = None,
-    processes: Annotated[int, typer.Option(min=1, help="That send.")] = 1,
+    rate_per_s: options.RatePerS = None,
+    duration_s: options.DurationS = None,
+    speedup: options.Speedup = 1.0,
+    skip: options.Skip = 0,
+    limit: options.Limit = None,
+    spread_s: options.SpreadS = 0.0,
+    max_prompt_tokens: options.MaxPromptTokens = None,
+    tries: options.Tries = 1,
+    ttft_ms: options.TtftMs = None,
+    tpot_ms: options.TpotMs = None,
+    processes: options.Processes = 1,
     engine: Annotated[list[str] | None, typer.Option(help="Engine URL to watch; repeat.")] = None,
-    header: Annotated[list[str] | None, typer.Option(help="'Name: value'; repeat.")] = None,
-    ignore_eos: Annotated[bool, typer.Option(help="Ask for answers of full length.")] = True,
+    header: options.Headers = None,
+    ignore_eos: options.IgnoreEos = True,
     plan_to: Annotated[
         Path | None, typer.Option(help="Write the plan as kvgate JSONL, send nothing.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder for JSON, samples, plots.")] = (
-        _RESULTS / "load"
-    ),
+    output: options.Output = _RESULTS / "load",
 ) -> None:
     """Send a trace or a workload at its times and measure what clients see.
 
@@ -91,18 +77,18 @@ def load(
         model=model,
         max_tries=tries,
         extra={"ignore_eos": True} if ignore_eos else {},
-        headers=_headers(header or []),
+        headers=options.headers_of(header),
     )
     try:
         plan = source.requests()
         if plan_to is not None:
             write_plan(plan_to, plan)
             return
-        _not_empty(plan)
+        options.not_empty(plan)
         settings = LoadRun(
             source=source,
             drive=Drive(wire, demo_model(model_dir), seed, processes=processes),
-            budgets=Budgets(_seconds(ttft_ms), _seconds(tpot_ms)),
+            budgets=Budgets(options.seconds(ttft_ms), options.seconds(tpot_ms)),
             output=output,
             engines=tuple(engine or ()),
         )
@@ -143,6 +129,66 @@ def overload(
         output=output,
     )
     run(settings, demo_model(DEMO_MODEL_DIR))
+
+
+@bench.command("overload-sweep")
+def overload_sweep(
+    trace: Annotated[Path, typer.Option(help="Azure .csv, Mooncake or kvgate .jsonl.")],
+    factors: Annotated[
+        list[float] | None, typer.Option(min=0.01, help="Times the sustainable rate; repeat.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Of arrivals in virtual time.")] = 120.0,
+    wall_clock: Annotated[
+        bool, typer.Option("--wall-clock", help="Through the real Envoy, too.")
+    ] = False,
+    wall_seconds: Annotated[float, typer.Option(min=1, help="Of arrivals there.")] = 30.0,
+    output: Annotated[Path, typer.Option(help="Folder for JSON and plots.")] = (
+        _RESULTS / "overload-sweep"
+    ),
+) -> None:
+    """A trace at several times the sustainable rate, with admission on and off."""
+    from benchmarks.overload_sweep import Sweep, run
+    from benchmarks.workloads.plan import PlanError
+
+    settings = Sweep(
+        trace=trace,
+        factors=tuple(factors or Sweep(trace).factors),
+        seconds=seconds,
+        wall_clock=wall_clock,
+        wall_seconds=wall_seconds,
+        output=output,
+    )
+    try:
+        run(settings, demo_model(DEMO_MODEL_DIR))
+    except PlanError as error:
+        _fail(str(error))
+
+
+@bench.command()
+def failures(
+    arm: Annotated[list[str] | None, typer.Option(help="ROUTER: EVENT; repeat. All.")] = None,
+    seed: Seed = 1,
+    seconds: Annotated[float, typer.Option(min=1, help="Of arrivals, for each arm.")] = 75.0,
+    rate_per_s: Annotated[float, typer.Option(help="Conversations that begin.")] = 2.0,
+    output: Annotated[Path, typer.Option(help="Folder for JSON, samples, plots.")] = (
+        _RESULTS / "failures"
+    ),
+) -> None:
+    """Workers that die, freeze, restart and join, on a simulated cluster behind the real Envoy."""
+    from benchmarks.failures import Failures, run
+    from benchmarks.workloads.plan import PlanError
+
+    settings = Failures(
+        arms=tuple(arm or Failures().arms),
+        seed=seed,
+        seconds=seconds,
+        rate_per_s=rate_per_s,
+        output=output,
+    )
+    try:
+        run(settings, demo_model(DEMO_MODEL_DIR))
+    except PlanError as error:
+        _fail(str(error))
 
 
 @bench.command()
@@ -207,6 +253,10 @@ def simulate(
     script: Annotated[
         Path | None, typer.Option(help="YAML list of kill, freeze, roll and add.")
     ] = None,
+    queued: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="Requests waiting, for the core's cost; repeat."),
+    ] = None,
     validate: Annotated[
         bool, typer.Option(help="Run the smallest size in wall-clock time too.")
     ] = False,
@@ -230,6 +280,7 @@ def simulate(
             trace_speedup=trace_speedup,
             policy=policy or defaults.policy,
             script=read_script(script) if script else (),
+            queued=tuple(queued or ()),
             validate=validate,
             output=output,
         )
@@ -265,35 +316,20 @@ def hot_path(
     run(Settings(seed=seed, rounds=rounds, workers=sizes, output=output))
 
 
-def demo_model(path: Path) -> Path:
-    """A tokenizer directory, the demo model's if it is our default."""
-    if path == DEMO_MODEL_DIR:
-        from workers.simulator.model import make_model_dir
+@bench.command()
+def report(
+    results: Annotated[Path, typer.Option(help="Folder that the benchmarks wrote to.")] = Path(
+        "benchmarks/results"
+    ),
+    readme: Annotated[
+        Path | None, typer.Option(help="File whose summary table is written again.")
+    ] = None,
+) -> None:
+    """Write REPORT.md from the JSON that is there: tables, plots, targets met and missed."""
+    from benchmarks.report_page.page import run
+    from benchmarks.report_page.readme import NoMarkers
 
-        return make_model_dir(path)
-    return path
-
-
-def _not_empty(plan: list[Planned]) -> None:
-    if not plan:
-        _fail("nothing to send: no request is left of the trace or workload")
-
-
-def _headers(lines: list[str]) -> dict[str, str]:
-    """Headers of every request."""
-    headers = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not name.strip():
-            _fail(f"--header {line!r} is not 'Name: value'")
-        headers[name.strip().lower()] = value.strip()
-    return headers
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1_000
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"kvgate bench: {message}", err=True)
-    raise typer.Exit(BAD_INPUT)
+    try:
+        run(results, readme)
+    except (NoMarkers, OSError) as error:
+        _fail(str(error))

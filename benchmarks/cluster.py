@@ -114,16 +114,17 @@ def engines(settings: Cluster, model_dir: Path, folder: Path) -> Iterator[list[E
     with ExitStack() as stack:
         started = [
             stack.enter_context(running(f"engine-{number}", command, folder))
-            for number, command in enumerate(_engine_commands(settings, all_engines, model_dir))
+            for number, command in enumerate(engine_commands(settings, all_engines, model_dir))
         ]
         for engine, process in zip(all_engines, started, strict=True):
             process.wait_for_port(engine.port)
         yield all_engines
 
 
-def _engine_commands(
+def engine_commands(
     settings: Cluster, all_engines: list[Engine], model_dir: Path
 ) -> Iterator[tuple[str, ...]]:
+    """Command line of each simulated worker's process."""
     for number, engine in enumerate(all_engines):
         yield _python(
             "workers.simulator",

@@ -46,20 +46,25 @@ _NAIVE_SAMPLE = 4
 
 @dataclass(frozen=True)
 class Conversations:
-    """What is asked: ``chats`` of ``size_bytes``, each new turn adding ``turn_bytes``."""
+    """What is asked: ``chats`` of ``size_bytes``, each new turn adding ``turn_bytes``.
+
+    ``kind`` is that of the load generator's workload; ``system_bytes`` of text are shared.
+    """
 
     name: str
     size_bytes: int
     turn_bytes: int
     chats: int
+    kind: str = "chat"
+    system_bytes: int = 4_096
     target_ms: float | None = None
 
 
 CONVERSATIONS = (
-    Conversations("8 KB chat", 8_192, 1_024, chats=16),
-    Conversations("400 KB growing chat", 400_000, 2_048, chats=4, target_ms=6.0),
+    Conversations("8 KB chat", 8_192, 1_024, chats=16, kind="chat"),
+    Conversations("400 KB growing chat", 400_000, 2_048, chats=4, kind="long", target_ms=6.0),
+    Conversations("200-token request", 800, 800, chats=16, kind="small", system_bytes=16),
 )
-SYSTEM_BYTES = 4_096
 
 STEPS = (
     "parse protobuf",
@@ -69,13 +74,25 @@ STEPS = (
     "tokenise cold text",
     "finish: keys",
     "index lookup",
-    "admission, cost, pick",
+    "admission",
+    "routing",
+    "core around them",
     "book and credit",
     "build answers",
     "serialise answers",
     "response headers",
     "end of request",
 )
+
+
+_GROUPS = {
+    "prepare: template, split, lookups": "tokenise",
+    "tokenise cold text": "tokenise",
+    "finish: keys": "keys",
+    "index lookup": "lookup",
+    "admission": "admission",
+    "routing": "routing",
+}
 
 
 @dataclass(frozen=True)
@@ -181,12 +198,34 @@ def run(settings: Settings) -> dict[str, Any]:
     return result
 
 
+def steps_by_kind(seed: int, workers: int, rounds: int = 50) -> dict[str, dict[str, float]]:
+    """Milliseconds of each step by the workload's kind, and its group of steps; medians.
+
+    Groups: ``tokenise``, ``keys``, ``lookup``, ``admission``, ``routing`` and ``rest`` (reading
+    the request, the core around the others, building answers, the end).
+    """
+    by_kind = {}
+    with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder:
+        policy = make_policy(make_model_dir(Path(folder, "model")))
+        for asked in CONVERSATIONS:
+            chats = _chats(asked, seed)
+            keyer = build_keyer(policy.pools[0], policy)
+            held = [Held(_keys(keyer, chat.body()), 3) for chat in chats]
+            fleet = make_fleet(policy, workers, held, random.Random(seed), keyer)
+            samples = _measure(fleet, chats, rounds, asked.name)
+            groups: dict[str, float] = defaultdict(float)
+            for step in STEPS:
+                groups[_GROUPS.get(step, "rest")] += median(samples.steps[step])
+            by_kind[asked.kind] = dict(groups)
+    return by_kind
+
+
 # Decisions
 
 
 def _chats(asked: Conversations, seed: int) -> list[Chat]:
     """Chats one turn short of their size, with one system prompt."""
-    system = text(random.Random(seed), SYSTEM_BYTES)
+    system = text(random.Random(seed), asked.system_bytes)
     chats = []
     for number in range(asked.chats):
         chat = Chat(random.Random(f"{seed} {number}"), system, asked.turn_bytes)
@@ -236,7 +275,7 @@ def _decide(fleet: Fleet, dialogue: Dialogue) -> list[bytes]:
     profile = read_request(step.event.headers, step.event.body, policy.requests)
     served = scheduler.model_for(profile)
     prepared = served.keyer.prepare(profile)
-    prompts = served.keyer.finish(prepared, served.keyer.encode_cold(prepared))
+    prompts = served.keyer.finish(prepared, served.keyer.encode_short(prepared))
     ticket = scheduler.arrive(served, profile, prompts, now)
     assert ticket.decision is not None
     sent = [answer.SerializeToString() for answer in stream.answer(ticket.decision)]
@@ -263,14 +302,16 @@ def _decide_by_step(fleet: Fleet, dialogue: Dialogue) -> Stopwatch:
     served = scheduler.model_for(profile)
     prepared = served.keyer.prepare(profile)
     watch.lap("prepare: template, split, lookups")
-    encoded = served.keyer.encode_cold(prepared)
+    encoded = served.keyer.encode_short(prepared)
     watch.lap("tokenise cold text")
     prompts = served.keyer.finish(prepared, encoded)
     watch.lap("finish: keys")
-    outer, pool = "admission, cost, pick", served.pool
+    outer, pool = "core around them", served.pool
     booking = {"book": "book and credit", "credit": "book and credit"}
     with (
-        watch.inside(pool.index, {"longest_runs": "index lookup"}, outer),
+        watch.inside(pool.index, {"longest_runs": "index lookup"}, "routing"),
+        watch.inside(served.router, {"route": "routing"}, outer),
+        watch.inside(scheduler.admission, {"admit": "admission"}, outer),
         watch.inside(pool, booking, outer),
     ):
         ticket = scheduler.arrive(served, profile, prompts, now)

@@ -6,11 +6,18 @@ Three arms take turns, round by round, with the same requests: Envoy alone, Envo
 ``grpc.aio`` processor, Envoy with ``kvgate serve``. Envoy and processor share one core, load
 and upstream the other. kvgate has static workers: it renders, tokenises, makes keys, looks
 them up and routes as always, and its index holds what it has routed itself (no digests).
+
+Then the costs of waiting (``benchmarks.standing``): idle with agents, and requests held.
+
+The JSON: ``workloads[]`` with ``workload``, ``medians`` and ``rounds`` of :class:`Figures` by
+arm, ``above_bare_cpu_ms`` (``median``, ``low``, ``high`` over the rounds) and ``shares`` of
+kvgate's CPU by step (:func:`_shares`); ``idle`` and ``held`` as :func:`standing.idle` and
+:func:`standing.hold` say.
 """
 
 from __future__ import annotations
 
-import sys
+import asyncio
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,20 +27,27 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-import yaml
 from rich.progress import Progress
 
-from benchmarks.chats import MODEL
-from benchmarks.cluster import without_processor
+from benchmarks import standing
+from benchmarks.arms import (
+    ALONE,
+    ARMS,
+    BARE,
+    KVGATE,
+    Arm,
+    Buckets,
+    arm,
+    envoy_in_front,
+    kvgate,
+    module,
+    quantile_s,
+)
+from benchmarks.hot_path import steps_by_kind
 from benchmarks.http_load import Order, Result, Workload
 from benchmarks.machine import machine_facts
 from benchmarks.report import RESULTS, console, median, percentile, print_table, write_json
 from benchmarks.rig import HOST, Running, Usage, cores, free_ports, running
-from extproc.envoy_config import EnvoySettings, envoy_binary, write
-from workers.simulator.model import make_model_dir
-
-ALONE, BARE, KVGATE = "Envoy alone", "bare processor", "kvgate"
-ARMS = (ALONE, BARE, KVGATE)
 
 WORKLOADS = (
     Workload("8 KB chats, 1 connection", "chat", connections=1, requests=800),
@@ -53,22 +67,19 @@ class Settings:
     rounds: int = 5
     workers: int = 8
     workloads: tuple[Workload, ...] = WORKLOADS
+    agents: int = 100
+    held_requests: int = 5_000
+    standing_s: float = 10.0
+    """How long CPU is measured while nothing happens."""
     output: Path = RESULTS / "overhead.json"
 
 
 @dataclass(frozen=True)
-class Arm:
-    """A way through Envoy: its port, and whose CPU counts."""
-
-    name: str
-    port: int
-    envoy: Running
-    processor: Running | None
-
-
-@dataclass(frozen=True)
 class Figures:
-    """One round of one arm: latency, CPU a request and context switches a request."""
+    """One round of one arm: latency, CPU a request and context switches a request.
+
+    ``decision_p50_ms`` and ``decision_p95_ms`` are from kvgate's own histogram, NaN for others.
+    """
 
     p50_ms: float
     p95_ms: float
@@ -80,6 +91,8 @@ class Figures:
     envoy_switches: float
     processor_switches: float
     body_bytes: float
+    decision_p50_ms: float
+    decision_p95_ms: float
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -90,16 +103,22 @@ def run(settings: Settings) -> dict[str, Any]:
         console.print("one core only: nothing is pinned, load and proxy disturb each other")
     with _rig(settings, core, load_core) as (arms, load):
         measured = {each.name: _measure(each, arms, load, settings) for each in settings.workloads}
-    result = {
+    steps = steps_by_kind(settings.seed, settings.workers)
+    result: dict[str, Any] = {
         "machine": machine_facts(),
         "seed": settings.seed,
         "rounds": settings.rounds,
         "workers": settings.workers,
         "cores": {"envoy and processor": core, "load and upstream": load_core},
-        "workloads": [_result(each, measured[each.name]) for each in settings.workloads],
+        "workloads": [
+            _result(each, measured[each.name], steps[each.kind]) for each in settings.workloads
+        ],
+        "idle": _idle(settings, core),
+        "held": _held(settings, core, load_core),
     }
-    for workload in settings.workloads:
-        _print(workload, measured[workload.name])
+    for workload, found in zip(settings.workloads, result["workloads"], strict=True):
+        _print(workload, measured[workload.name], found["shares"])
+    _print_standing(result)
     write_json(settings.output, result)
     return result
 
@@ -117,64 +136,38 @@ def _rig(
         ports = free_ports(settings.workers)
         workers = tuple(f"{HOST}:{port}" for port in ports)
         upstream = stack.enter_context(
-            running("upstream", _module("upstream", *map(str, ports)), folder, load_core)
+            running("upstream", module("upstream", *map(str, ports)), folder, load_core)
         )
         for port in ports:
             upstream.wait_for_port(port)
-        arms = [stack.enter_context(_arm(name, workers, folder, core)) for name in ARMS]
-        load = running("load", _module("http_load"), folder, load_core, talks=True)
+        arms = [stack.enter_context(arm(name, workers, folder, core)) for name in ARMS]
+        load = running("load", module("http_load"), folder, load_core, talks=True)
         yield arms, stack.enter_context(load)
 
 
-@contextmanager
-def _arm(name: str, workers: tuple[str, ...], folder: Path, core: int | None) -> Iterator[Arm]:
-    processor_port, listen_port, admin_port = free_ports(3)
-    envoy = EnvoySettings(
-        workers=workers,
-        listen_port=listen_port,
-        admin_port=admin_port,
-        processor_port=processor_port,
-    )
+def _idle(settings: Settings, core: int | None) -> dict[str, Any]:
+    with (
+        tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder,
+        kvgate({}, Path(folder), core) as scheduler,
+    ):
+        seconds, seed = settings.standing_s, settings.seed
+        return asyncio.run(standing.idle(scheduler, settings.agents, seconds, seed))
+
+
+def _held(settings: Settings, core: int | None, load_core: int | None) -> dict[str, Any]:
+    [port] = free_ports(1)
+    worker = f"{HOST}:{port}"
     with ExitStack() as stack:
-        processor = None
-        command = _processor_command(name, processor_port, workers, folder)
-        if command is not None:
-            processor = stack.enter_context(running(name.split()[0], command, folder, core))
-            processor.wait_for_port(processor_port)
-        config = folder / f"envoy-{listen_port}.yaml"
-        if processor is None:
-            config.write_text(yaml.safe_dump(without_processor(envoy)))
-        else:
-            write(envoy, config)
-        options = ("--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning")
-        command = (str(envoy_binary()), *options, "-c", str(config))
-        proxy = stack.enter_context(running(f"envoy-{listen_port}", command, folder, core))
-        proxy.wait_for_port(listen_port)
-        yield Arm(name, listen_port, proxy, processor)
-
-
-def _processor_command(
-    name: str, port: int, workers: tuple[str, ...], folder: Path
-) -> tuple[str, ...] | None:
-    if name == BARE:
-        return _module("bare_processor", str(port), workers[0])
-    if name != KVGATE:
-        return None
-    pool = {
-        "model": MODEL,
-        "tokenizer": str(make_model_dir(folder / "model")),
-        "workers": list(workers),
-    }
-    policy = folder / "policy.yaml"
-    policy.write_text(yaml.safe_dump({"pools": [pool]}))
-    control_port, admin_port = free_ports(2)
-    ports = {"extproc": port, "control": control_port, "admin": admin_port}
-    flags = [flag for kind, number in ports.items() for flag in (f"--{kind}-port", str(number))]
-    return (sys.executable, "-m", "extproc.cli", "serve", "--policy", str(policy), *flags)
-
-
-def _module(name: str, *arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", f"benchmarks.{name}", *arguments)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvgate-bench-")))
+        upstream = module("upstream", str(port))
+        stack.enter_context(running("upstream", upstream, folder, load_core)).wait_for_port(port)
+        scheduler = stack.enter_context(kvgate(standing.HELD_POLICY, folder, core))
+        listen_port, _ = stack.enter_context(
+            envoy_in_front([worker], scheduler.extproc_port, folder, core)
+        )
+        count, seconds = settings.held_requests, settings.standing_s
+        held = standing.hold(scheduler, worker, listen_port, count, seconds, settings.seed)
+        return asyncio.run(held)
 
 
 # Measuring
@@ -200,18 +193,24 @@ def _round(arm: Arm, load: Running, order: Order) -> Figures:
     ready = load.ask(msgspec.json.encode(order).decode())
     if ready != "ready":
         raise load.failure(f"is not ready: {ready}")
+    decided = _decisions(arm)
     before = _usage(arm)
     result = msgspec.json.decode(load.ask("go"), type=Result)
     after = _usage(arm)
     envoy, processor = (late - early for early, late in zip(before, after, strict=True))
-    return _figures(result, envoy, processor)
+    decisions = [1_000 * quantile_s(decided, _decisions(arm), share) for share in (0.5, 0.95)]
+    return _figures(result, envoy, processor, decisions)
+
+
+def _decisions(arm: Arm) -> Buckets:
+    return arm.scheduler.decisions() if arm.scheduler else {}
 
 
 def _usage(arm: Arm) -> tuple[Usage, Usage]:
     return arm.envoy.usage(), arm.processor.usage() if arm.processor else Usage(0.0, 0)
 
 
-def _figures(result: Result, envoy: Usage, processor: Usage) -> Figures:
+def _figures(result: Result, envoy: Usage, processor: Usage, decisions: list[float]) -> Figures:
     count = len(result.latencies_ms)
     return Figures(
         p50_ms=percentile(result.latencies_ms, 0.50),
@@ -224,6 +223,8 @@ def _figures(result: Result, envoy: Usage, processor: Usage) -> Figures:
         envoy_switches=envoy.switches / count,
         processor_switches=processor.switches / count,
         body_bytes=float(result.body_bytes),
+        decision_p50_ms=decisions[0],
+        decision_p95_ms=decisions[1],
     )
 
 
@@ -241,7 +242,19 @@ def _above_bare_ms(rounds: Rounds) -> list[float]:
     return [ours.processor_cpu_ms - bare.processor_cpu_ms for bare, ours in pairs]
 
 
-def _result(workload: Workload, rounds: Rounds) -> dict[str, Any]:
+def _shares(rounds: Rounds, steps_ms: dict[str, float]) -> dict[str, float]:
+    """Share of each step in kvgate's CPU a request, adding up to 1.
+
+    ``bare`` is the bare processor's whole cost; what is above it is divided in proportion to
+    the steps' times in process (``benchmarks.hot_path``).
+    """
+    medians = {name: _medians(figures)["processor_cpu_ms"] for name, figures in rounds.items()}
+    bare = min(1.0, medians[BARE] / medians[KVGATE]) if medians[KVGATE] else 0.0
+    total_ms = sum(steps_ms.values())
+    return {"bare": bare} | {step: (1 - bare) * ms / total_ms for step, ms in steps_ms.items()}
+
+
+def _result(workload: Workload, rounds: Rounds, steps_ms: dict[str, float]) -> dict[str, Any]:
     above = _above_bare_ms(rounds)
     return {
         "workload": msgspec.to_builtins(workload),
@@ -249,13 +262,14 @@ def _result(workload: Workload, rounds: Rounds) -> dict[str, Any]:
         "rounds": {name: [asdict(each) for each in figures] for name, figures in rounds.items()},
         "above_bare_cpu_ms": {"median": median(above), "low": min(above), "high": max(above)},
         "target_above_bare_cpu_ms": TARGETS_MS.get(workload.kind),
+        "shares": _shares(rounds, steps_ms),
     }
 
 
 _COLUMNS = ("p50 ms", "p95 ms", "p99 ms", "req/s", "Envoy CPU ms", "processor CPU ms", "cores")
 
 
-def _print(workload: Workload, rounds: Rounds) -> None:
+def _print(workload: Workload, rounds: Rounds, shares: dict[str, float]) -> None:
     rows = []
     for name, figures in rounds.items():
         found = _medians(figures)
@@ -279,7 +293,24 @@ def _print(workload: Workload, rounds: Rounds) -> None:
         f"kvgate above the bare processor: {median(above):.2f} ms CPU a request "
         f"(rounds {min(above):.2f} to {max(above):.2f}{goal}), "
         f"{p50[KVGATE] - p50[BARE]:.2f} ms p50; "
-        f"above Envoy alone {p50[KVGATE] - p50[ALONE]:.2f} ms p50\n"
+        f"above Envoy alone {p50[KVGATE] - p50[ALONE]:.2f} ms p50"
+    )
+    found = _medians(rounds[KVGATE])
+    console.print(
+        f"decision {found['decision_p50_ms']:.2f} ms p50, {found['decision_p95_ms']:.2f} ms p95; "
+        + ", ".join(f"{step} {share:.0%}" for step, share in shares.items())
+        + "\n"
+    )
+
+
+def _print_standing(result: dict[str, Any]) -> None:
+    idle, held = result["idle"], result["held"]
+    console.print(f"idle with {idle['agents']} agents: {idle['cores']:.3f} cores")
+    console.print(
+        f"{held['requests']:,} requests held: {held['memory_bytes_each'] / 1_000:.1f} KB each, "
+        f"{held['cores_while_held']:.3f} cores; {held['ended_well']:,} ended well, "
+        f"{held['left']} left behind; all held after {held['hold_s']:.1f} s, answered in "
+        f"{held['drain_s']:.1f} s"
     )
 
 

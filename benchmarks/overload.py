@@ -1,8 +1,10 @@
 """Three times what the workers can do, with admission on and off, in one run.
 
 First a closed loop with as many requests in flight as there are slots finds the sustainable
-rate. Then each arm, on a fresh cluster behind the real Envoy, gets the same arrivals at a
-multiple of it: tenants with lanes, one in five clients waiting and coming back as told.
+rate. Then each arm, on a fresh cluster behind the real Envoy, is warmed by a closed loop over
+half the slots, so that it has learned rates and lengths of answers as one in production has,
+and gets the same arrivals at a multiple of that rate: tenants with lanes, one in five clients
+waiting and coming back as told.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from benchmarks.cluster import (
     write_policy,
 )
 from benchmarks.load.client import Wire
-from benchmarks.load.driver import Drive
+from benchmarks.load.driver import Drive, drive
 from benchmarks.load.figures import Figures, as_json, figures, spread
 from benchmarks.load.run import Measured, draw, measure, print_figures, write_samples
 from benchmarks.load.sample import Budgets, Sample
@@ -56,6 +58,8 @@ class Overload(msgspec.Struct, frozen=True):
     """The sustainable rate where it is known; None: calibrate."""
     calibration_rounds: int = 12
     """Requests a slot in the calibration."""
+    warm_rounds: int = 2
+    """Requests a slot before the arrivals, over half the slots, not counted; 0: none."""
     tries: int = 10
     patient_every: int = 5
     cluster: Cluster = Cluster(workers=3, max_num_seqs=8)
@@ -68,12 +72,21 @@ class Overload(msgspec.Struct, frozen=True):
     processes: int = 1
     output: Path = Path(".kvgate/bench/overload")
 
-    def plan(self, rate_per_s: float, seconds: float) -> list[Planned]:
+    @property
+    def slots(self) -> int:
+        """Requests that all workers can run at once."""
+        return self.cluster.workers * self.cluster.max_num_seqs
+
+    def cluster_of(self, policy: Path) -> Cluster:
+        """An engine without admission before it is not spared by slots that agents tell of."""
+        return msgspec.structs.replace(self.cluster, tell_slots=policy == self.on)
+
+    def plan(self, rate_per_s: float, seconds: float, seed: int | None = None) -> list[Planned]:
         """Requests of all tenants."""
         return Tenants(
             rate_per_s=rate_per_s,
             duration_s=seconds,
-            seed=self.seed,
+            seed=self.seed if seed is None else seed,
             tenants=self.tenants,
             cv=1.5,
             prompt_tokens=self.prompt_tokens,
@@ -83,12 +96,15 @@ class Overload(msgspec.Struct, frozen=True):
 
 def run(settings: Overload, model_dir: Path) -> dict[str, Any]:
     """Calibrate, measure both arms, print, plot and write what they showed."""
-    sustainable = settings.rate_per_s or calibrate(settings, model_dir)
+    sustainable = settings.rate_per_s or calibrate(
+        settings, model_dir, _some(settings, settings.calibration_rounds, settings.seed)
+    )
     console.print(f"sustainable: {sustainable:.1f} requests/s; sent: {settings.factor:g} times")
     plan = settings.plan(settings.factor * sustainable, settings.seconds)
+    warm = _some(settings, settings.warm_rounds, settings.seed + 1)
     runs = {
-        ON: _arm(ON, settings, settings.on, model_dir, plan),
-        OFF: _arm(OFF, settings, settings.off, model_dir, plan),
+        name: run_arm(name, settings, policy, model_dir, plan, warm)
+        for name, policy in ((ON, settings.on), (OFF, settings.off))
     }
     found = {name: _arm_result(each, settings) for name, each in runs.items()}
     result = {
@@ -107,15 +123,17 @@ def run(settings: Overload, model_dir: Path) -> dict[str, Any]:
     return result
 
 
-def calibrate(settings: Overload, model_dir: Path) -> float:
+def _some(settings: Overload, rounds: int, seed: int) -> list[Planned]:
+    """So many requests a slot, for a closed loop."""
+    wanted = settings.slots * rounds
+    return settings.plan(2.0 * max(1, wanted), 1.0, seed)[:wanted]
+
+
+def calibrate(settings: Overload, model_dir: Path, plan: Sequence[Planned]) -> float:
     """Answers a second with every slot in use and nobody waiting."""
-    cluster = settings.cluster
-    slots = cluster.workers * cluster.max_num_seqs
-    wanted = slots * settings.calibration_rounds
-    plan = settings.plan(2.0 * wanted, 1.0)[:wanted]
     with _system(settings, settings.off, model_dir) as (_, front):
-        drive = _drive(settings, front, model_dir, in_flight=slots)
-        samples = asyncio.run(measure("calibration", drive, plan)).samples
+        closed = _drive(settings, front, model_dir, in_flight=settings.slots)
+        samples = asyncio.run(measure("calibration", closed, plan)).samples
     return middle_rate(samples)
 
 
@@ -128,10 +146,20 @@ def middle_rate(samples: Sequence[Sample]) -> float:
     return (last - first) / (ends[last] - ends[first])
 
 
-def _arm(
-    name: str, settings: Overload, policy: Path, model_dir: Path, plan: Sequence[Planned]
+def run_arm(
+    name: str,
+    settings: Overload,
+    policy: Path,
+    model_dir: Path,
+    plan: Sequence[Planned],
+    warm: Sequence[Planned],
 ) -> Measured:
+    """A fresh system, warmed by one plan and measured with another."""
     with _system(settings, policy, model_dir) as (workers, front):
+        if warm:
+            closed = _drive(settings, front, model_dir, in_flight=max(1, settings.slots // 2))
+            with console.status(f"{name}: warming"):
+                asyncio.run(drive(closed, warm, lambda _: None))
         urls = [engine.url for engine in workers]
         return asyncio.run(measure(name, _drive(settings, front, model_dir), plan, urls))
 
@@ -140,8 +168,7 @@ def _arm(
 def _system(
     settings: Overload, policy: Path, model_dir: Path
 ) -> Iterator[tuple[list[Engine], Front]]:
-    # An engine without admission in front of it is not spared by slots that agents tell of.
-    cluster = msgspec.structs.replace(settings.cluster, tell_slots=policy == settings.on)
+    cluster = settings.cluster_of(policy)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvgate-overload-")))
         workers = stack.enter_context(engines(cluster, model_dir, folder))
@@ -187,6 +214,19 @@ def told_against_seen(samples: Sequence[Sample]) -> tuple[list[float], list[floa
     return whole, held
 
 
+def patient_clients(samples: Sequence[Sample], every: int) -> dict[str, dict[str, int]]:
+    """Of the clients that come back as told: how many there are in each lane, how many of them
+    were answered in the end, and how many had come back for it."""
+    told: dict[str, dict[str, int]] = {}
+    for sample in samples:
+        if sample.number % every == 0:
+            lane = told.setdefault(sample.lane, {"clients": 0, "answered": 0, "returned": 0})
+            lane["clients"] += 1
+            lane["answered"] += sample.served
+            lane["returned"] += bool(sample.refused)
+    return told
+
+
 def _arm_result(measured: Measured, settings: Overload) -> dict[str, Any]:
     samples = measured.samples
     whole, held = told_against_seen(samples)
@@ -198,6 +238,7 @@ def _arm_result(measured: Measured, settings: Overload) -> dict[str, Any]:
             lane: as_json(_of_lane(samples, lane, settings))
             for lane in sorted({sample.lane for sample in samples})
         },
+        "patient": patient_clients(samples, settings.patient_every),
         "engine_waiting_most": watch.waiting_most if watch else None,
         "told_over_waited": msgspec.to_builtins(spread(whole)),
         "told_over_held": msgspec.to_builtins(spread(held)),
@@ -222,6 +263,10 @@ def _print(settings: Overload, runs: dict[str, Measured], result: dict[str, Any]
     print_figures(f"{settings.factor:g} times the sustainable rate", columns)
     arms = result["arms"]
     rows = [(label, *(tell(arms[name]) for name in runs)) for label, tell in _ROWS.items()]
+    rows += [
+        (f"patient clients answered: {lane}", *(_answered(arms[name], lane) for name in runs))
+        for lane in sorted(arms[ON]["patient"])
+    ]
     print_table("admission", ("", *runs), rows)
     p99 = arms[ON]["lanes"].get(ONLINE, arms[ON]["figures"])["ttft_s"]["p99"]
     refused = arms[ON]["figures"]["refused_tries"]
@@ -238,6 +283,12 @@ def _print(settings: Overload, runs: dict[str, Measured], result: dict[str, Any]
     }
     for what, met in checks.items():
         console.print(f"{'met' if met else 'MISSED'}: {what}")
+
+
+def _answered(arm: dict[str, Any], lane: str) -> str:
+    told = arm["patient"][lane]
+    share = _ratio(told["answered"], told["clients"])
+    return f"{share:.2f} of {told['clients']}, {told['returned']} came back"
 
 
 def _spread(values: dict[str, float]) -> str:

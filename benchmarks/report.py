@@ -9,6 +9,7 @@ from shutil import get_terminal_size
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
@@ -38,7 +39,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(escape(str(cell)) for cell in row))
     console.print(table)
 
 

@@ -10,11 +10,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
+from msgspec.structs import replace
 
 from extproc.api_messages import (
     admitted_message,
@@ -188,7 +188,7 @@ class SchedulerService:
         if len(request.body) > limits.max_body_bytes:
             raise BodyTooLarge(f"The request body is over {limits.max_body_bytes} bytes.")
         headers |= {":path": request.path, ":method": "POST"}
-        return replace(read_request(headers, request.body, limits, identity), subset=subset)
+        return read_request(headers, request.body, limits, identity, subset)
 
     def _log(self, ticket: Ticket) -> None:
         if self._desk.access_log:

@@ -7,7 +7,7 @@ Reads Envoy's messages, asks the core, sends the answers in order. However the s
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import grpc
@@ -69,7 +69,7 @@ class Call:
                 return
             step = stream.receive(message)
             del message
-            answers = step.answers
+            answers: Iterable[ProcessingResponse] = step.answers
             if isinstance(step.event, Arrived):
                 answers = await self._arrived(step.event)
             elif isinstance(step.event, ResponseStarted):
@@ -123,8 +123,8 @@ class Call:
         if desk.closing:
             raise shutting_down()
         identity = self._identities.read(event.headers, event.metadata)
-        profile = read_request(event.headers, event.body, desk.policy.requests, identity)
-        profile = replace(profile, subset=event.subset)
+        limits = desk.policy.requests
+        profile = read_request(event.headers, event.body, limits, identity, event.subset)
         self._profile = profile
         # The request may be held for long; an API key need not.
         event.headers.clear()
@@ -133,8 +133,8 @@ class Call:
             self._count("dry_run")
             return self._stream.reply(200, msgspec.json.encode(estimate))
         ticket = self._ticket = await desk.arrive(profile)
-        # Its keys are made; the decoded prompt is as large as the body.
-        self._profile = profile = replace(profile, prompts=())
+        # Its keys are made; the decoded prompt, as large as the body, is not in the ticket's.
+        self._profile = profile = ticket.profile
         decision = await desk.turn(ticket)
         self._count("allowed")
         return self._stream.answer(decision, _engine_body(event, profile, decision))

@@ -7,6 +7,7 @@ new requests refused, open streams drain until a deadline, ports close.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -257,9 +258,21 @@ async def serve(policy: Policy, settings: ServeSettings) -> None:
     events = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: hang_up}
     with _signals(events):
         async with running_scheduler(policy, settings) as server:
+            _settle_garbage_collector()
             reloads = asyncio.create_task(_reload_whenever(hang_up, server.reloader))
             await stop.wait()
             reloads.cancel()
+
+
+def _settle_garbage_collector() -> None:
+    """Leave what lives as long as the process out of collections, and collect less often.
+
+    A request makes a few hundred objects and next to no cycles: by default collections are
+    about a tenth of its CPU.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 async def _reload_whenever(hang_up: asyncio.Event, reloader: PolicyReloader) -> None:

@@ -9,10 +9,10 @@ the same machine with another place for the decision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence, Set
 from enum import Enum, auto
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from google.protobuf.struct_pb2 import Struct
@@ -40,8 +40,7 @@ class ProtocolViolation(KvgateError):
     """Envoy sent a message that does not belong here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(NamedTuple):
     """The whole request is here: decide, then call ``answer``, ``refuse`` or ``reply``.
 
     ``body`` is None where Envoy's mode shows a body too late or not at all. ``metadata`` has
@@ -51,12 +50,11 @@ class Arrived:
 
     headers: dict[str, str]
     body: bytes | None
-    metadata: Mapping[MetadataPath, Any] = field(default_factory=dict)
+    metadata: Mapping[MetadataPath, Any] = MappingProxyType({})
     subset: frozenset[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseStarted:
+class ResponseStarted(NamedTuple):
     """Response headers came: call ``answer_response``."""
 
     status: int
@@ -65,11 +63,10 @@ class ResponseStarted:
     engine_error: str | None = None
 
 
-@dataclass(slots=True)
-class Step:
+class Step(NamedTuple):
     """What one message leads to."""
 
-    answers: list[ProcessingResponse] = field(default_factory=list)
+    answers: Sequence[ProcessingResponse] = ()
     event: Arrived | ResponseStarted | None = None
     refusal: Refusal | None = None
 
@@ -219,11 +216,12 @@ class RequestStream:
         if self._state is not _State.BODY:
             raise ProtocolViolation(f"request_body while {self._state.name}")
         body = message.request_body
-        self._size += len(body.body)
+        piece = body.body  # a copy, every time that it is asked for
+        self._size += len(piece)
         if self._size > self._max_body_bytes:
             refusal = BodyTooLarge(f"The request body is over {self._max_body_bytes} bytes.")
             return Step(self.refuse(refusal), refusal=refusal)
-        self._pieces.append(body.body)
+        self._pieces.append(piece)
         # A buffered body is whole, whatever its mark says when trailers follow.
         return self._arrived() if body.end_of_stream or self._mode in _BUFFERED else Step()
 
@@ -298,10 +296,12 @@ def _at(struct: Struct, keys: tuple[str, ...]) -> str | float | bool | tuple[()]
 def _response_started(message: ProcessingRequest) -> ResponseStarted:
     status, engine_error = 0, None
     for header in message.response_headers.headers.headers:
-        text = header.raw_value or header.value.encode()
-        if header.key == ":status":
+        key = header.key
+        if key == ":status":
+            text = header.raw_value or header.value.encode()
             status = int(text) if text.isdigit() else 0
-        elif header.key == replies.ENGINE_ERROR:
+        elif key == replies.ENGINE_ERROR:
+            text = header.raw_value or header.value.encode()
             engine_error = text.decode("ascii", "replace")[:_MAX_ERROR_CHARS]
     served_by, attempts = None, 1
     if _ATTRIBUTES in message.attributes:

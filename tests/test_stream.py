@@ -200,7 +200,7 @@ class TestFullDuplex:
         assert stream.receive(request_headers()) == Step()
         assert stream.receive(request_body(b"a")) == Step()
         step = stream.receive(request_body(b"b", ends=True))
-        assert step.answers == []
+        assert not step.answers
         assert step.event == Arrived({":path": "/v1/chat/completions"}, b"ab")
 
     def test_a_request_without_a_body_gets_its_headers_answer_alone(self) -> None:

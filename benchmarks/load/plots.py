@@ -26,7 +26,7 @@ def available() -> bool:
 
 def ttft_distribution(path: Path, ttfts_s: Mapping[str, Sequence[float]]) -> None:
     """Share of answers whose first token came within a time, one line for each run."""
-    with _Plot(path, "first token within (s)", "share of answers") as axes:
+    with Plot(path, "first token within (s)", "share of answers") as axes:
         axes.set_xscale("log")
         for name, values in ttfts_s.items():
             ordered = sorted(values)
@@ -36,13 +36,13 @@ def ttft_distribution(path: Path, ttfts_s: Mapping[str, Sequence[float]]) -> Non
 
 def over_time(path: Path, what: str, lines: Mapping[str, Series]) -> None:
     """Values over the time of the run, one line for each name."""
-    with _Plot(path, "time (s)", what) as axes:
+    with Plot(path, "time (s)", what) as axes:
         for name, (times_s, values) in lines.items():
             axes.plot(times_s, values, label=name, linewidth=1.0)
         axes.set_ylim(bottom=0.0)
 
 
-class _Plot:
+class Plot:
     """A figure that is written when left, and closed however that is."""
 
     def __init__(self, path: Path, x: str, y: str) -> None:

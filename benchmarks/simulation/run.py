@@ -7,7 +7,6 @@ and prints both.
 from __future__ import annotations
 
 import asyncio
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 from rich.progress import track
 
 from benchmarks.cluster import (
@@ -34,15 +32,24 @@ from benchmarks.load.figures import Figures, Series, as_json, figures
 from benchmarks.load.run import describe, measure, print_figures, write_samples
 from benchmarks.load.sample import Budgets, Sample
 from benchmarks.machine import machine_facts
-from benchmarks.report import console, percentile, print_table, write_json
+from benchmarks.report import console, print_table, write_json
 from benchmarks.simulation.cluster import VirtualCluster
+from benchmarks.simulation.growth import (
+    apart,
+    cpu_spread,
+    memory_bytes,
+    queue_cost,
+    show_growth,
+)
+from benchmarks.simulation.policy import keyless_policy
 from benchmarks.simulation.script import Trouble
 from benchmarks.workloads.plan import Planned
 from benchmarks.workloads.source import Source
-from extproc.policy import Policy, parse_policy
 
 _TIMELINE_BINS = 12
 _TRACE_WORKERS = 8
+_VALIDATED_S, _VALIDATED_RATE = 120.0, 0.2
+"""Load of the check where the simulation is longer: nobody waits an hour for it."""
 
 
 class Simulate(msgspec.Struct, frozen=True):
@@ -64,6 +71,8 @@ class Simulate(msgspec.Struct, frozen=True):
     budgets: Budgets = Budgets(ttft_s=1.0, tpot_s=0.05)
     policy: Path = Path(__file__).parents[1] / "policies" / "simulate.yaml"
     script: tuple[Trouble, ...] = ()
+    queued: tuple[int, ...] = ()
+    """Numbers of waiting requests at which the core's cost is measured."""
     validate: bool = False
     output: Path = Path(".kvgate/bench/simulate")
 
@@ -87,18 +96,26 @@ class Simulate(msgspec.Struct, frozen=True):
 
 def run(settings: Simulate, model_dir: Path) -> dict[str, Any]:
     """Simulate every size, print, plot and write what it showed."""
-    sizes = {}
+    sizes, told = {}, {}
     for workers in track(settings.workers, "simulating", console=console, transient=True):
-        sizes[workers] = _size(settings, workers)
+        sizes[workers], told[workers] = apart(_size, settings, workers)
+    queues = {
+        queued: apart(queue_cost, settings.policy, settings.cluster, queued)
+        for queued in track(settings.queued, "queues", console=console, transient=True)
+    }
     result: dict[str, Any] = {
         "machine": machine_facts(),
         "settings": msgspec.to_builtins(settings, enc_hook=str),
-        "sizes": {str(workers): found for workers, (found, _) in sizes.items()},
+        "sizes": {str(workers): found for workers, found in sizes.items()},
+        "queues": {str(queued): found for queued, found in queues.items()},
     }
-    _print(settings, {workers: found for workers, (found, _) in sizes.items()})
-    for workers, (_, samples) in sizes.items():
-        write_samples(settings.output / f"{workers}-workers.jsonl", samples)
-        if settings.script:
+    _print(settings, sizes)
+    if len(sizes) > 1:
+        result["growth_with_workers"] = show_growth("workers", sizes)
+    if queues:
+        result["growth_with_queue"] = show_growth("requests waiting", queues)
+    if settings.script:
+        for workers, samples in told.items():
             _timeline(settings, workers, samples)
     if settings.validate:
         result["validation"] = _validate(settings, model_dir)
@@ -107,45 +124,45 @@ def run(settings: Simulate, model_dir: Path) -> dict[str, Any]:
 
 
 def _size(settings: Simulate, workers: int) -> tuple[dict[str, Any], list[Sample]]:
+    """Figures of one size; samples only where a script's effect on them is to be shown."""
+    before = memory_bytes("VmRSS")
     plan = settings.plan(workers)
     cluster = msgspec.structs.replace(settings.cluster, workers=workers)
     began, began_cpu = time.perf_counter(), time.process_time()
-    virtual = VirtualCluster(_policy(settings), cluster, settings.hop_s, settings.script)
+    virtual = VirtualCluster(
+        keyless_policy(settings.policy), cluster, settings.hop_s, settings.script
+    )
     virtual.run(plan)
-    found = figures(virtual.samples, settings.budgets)
-    decisions = virtual.decision_ms
-    return {
+    took, took_cpu = time.perf_counter() - began, time.process_time() - began_cpu
+    found = {
         "plan": describe(plan),
-        "figures": as_json(found),
+        "figures": as_json(figures(virtual.samples, settings.budgets)),
         "simulated_s": virtual.clock.now,
-        "wall_s": time.perf_counter() - began,
-        "cpu_s": time.process_time() - began_cpu,
-        "decision_cpu_ms": {
-            "p50": percentile(decisions, 0.5),
-            "p99": percentile(decisions, 0.99),
-            "mean": sum(decisions) / max(1, len(decisions)),
-        },
+        "wall_s": took,
+        "cpu_s": took_cpu,
+        "decision_cpu_ms": cpu_spread(virtual.decision_ms),
+        "end_cpu_ms": cpu_spread(virtual.end_ms),
         "waiting_most": virtual.waiting_most,
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_000,
-    }, virtual.samples
-
-
-def _policy(settings: Simulate) -> Policy:
-    """The arm's policy without a tokenizer: keys are made from the plan."""
-    content = yaml.safe_load(settings.policy.read_text(encoding="utf-8")) or {}
-    [pool] = content.get("pools") or [{}]
-    return parse_policy({**content, "pools": [{**pool, "model": MODEL}]})
+        "peak_memory_mb": memory_bytes("VmHWM") / 1e6,
+        "memory_mb": (memory_bytes("VmHWM") - before) / 1e6,
+    }
+    write_samples(settings.output / f"{workers}-workers.jsonl", virtual.samples)
+    return found, virtual.samples if settings.script else []
 
 
 # Against wall-clock time
 
 
 def _validate(settings: Simulate, model_dir: Path) -> dict[str, Any]:
-    """The smallest size again, as real processes."""
+    """The smallest size again, as real processes; two minutes of it at most."""
+    if settings.duration_s > _VALIDATED_S:
+        settings = msgspec.structs.replace(
+            settings, duration_s=_VALIDATED_S, rate_per_worker=_VALIDATED_RATE
+        )
     workers = min(settings.workers)
     plan = settings.plan(workers)
     cluster = msgspec.structs.replace(settings.cluster, workers=workers)
-    virtual = VirtualCluster(_policy(settings), cluster, settings.hop_s)
+    virtual = VirtualCluster(keyless_policy(settings.policy), cluster, settings.hop_s)
     virtual.run(plan)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvgate-simulate-")))

@@ -115,6 +115,8 @@ def _facts(said: pb.Estimate) -> Iterator[tuple[str, str]]:
         f"{said.prompt_tokens:,}: {said.cached_tokens:,} cached, {said.uncached_tokens:,} to do",
     )
     yield "expected output", f"{said.output_tokens:,} tokens"
+    if said.prefiller:
+        yield "prefilled by", said.prefiller
 
 
 def _takes(worker: pb.WorkerCost) -> str:

@@ -28,7 +28,8 @@ class WorkerCost:
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """``verdict``: ``allow``, ``wait``, or a refusal's code. Times in seconds; the wait is
-    None when nothing was seen yet that tells."""
+    None when nothing was seen yet that tells. ``prefiller``: who would compute the prompt,
+    empty where that is the first worker itself."""
 
     verdict: str
     reason: str
@@ -42,6 +43,7 @@ class Estimate:
     uncached_tokens: int
     output_tokens: int
     workers: tuple[WorkerCost, ...]
+    prefiller: str = ""
 
 
 def estimate_of(said: Preview, pool: Pool, demand: Demand, route: Route) -> Estimate:
@@ -73,4 +75,5 @@ def estimate_of(said: Preview, pool: Pool, demand: Demand, route: Route) -> Esti
         uncached_tokens=route.uncached_tokens,
         output_tokens=demand.output_tokens,
         workers=tuple(costs[:_MAX_WORKERS]),
+        prefiller=pool.worker_at(route.handoff.column).address if route.handoff else "",
     )

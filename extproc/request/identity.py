@@ -10,8 +10,9 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
 
 from extproc.errors import InvalidIdentity, UnknownTenant
 from extproc.policy import (
@@ -42,8 +43,7 @@ _KEY_NAME_BYTES = 6
 _SWITCH = {"1": True, "true": True, "0": False, "false": False, "": False}
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """Whose request this is, and what it asks of admission. Times are from arrival."""
 
     tenant: str = ANONYMOUS
@@ -61,8 +61,7 @@ DEFAULT_IDENTITY = Identity()
 """Nobody in particular."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     """A value and the header or metadata path that it stood in."""
 
     where: str

@@ -8,9 +8,10 @@ a profile without prompts and is routed by load.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+import msgspec
 
 from extproc.request.identity import DEFAULT_IDENTITY, Identity
 from extproc.tokens.template import Messages
@@ -32,8 +33,7 @@ class Endpoint(Enum):
         return self not in (Endpoint.EMBEDDINGS, Endpoint.PASS)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
+class ChatPrompt(msgspec.Struct, frozen=True):
     """A prompt that the model's chat template renders."""
 
     messages: Messages
@@ -41,27 +41,24 @@ class ChatPrompt:
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
     media_parts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
+class TextPrompt(msgspec.Struct, frozen=True):
     """A prompt given as text."""
 
     text: str
     add_special_tokens: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPrompt:
+class TokenPrompt(msgspec.Struct, frozen=True):
     """A prompt given as token ids."""
 
     token_ids: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownPrompt:
+class UnknownPrompt(msgspec.Struct, frozen=True):
     """A prompt whose tokens only the engine knows; ``chars`` is its rough size."""
 
     chars: int
@@ -70,8 +67,7 @@ class UnknownPrompt:
 Prompt = ChatPrompt | TextPrompt | TokenPrompt | UnknownPrompt
 
 
-@dataclass(frozen=True, slots=True)
-class RequestProfile:
+class RequestProfile(msgspec.Struct, frozen=True):
     """One request as admission and routing see it.
 
     ``model`` is None only where the body names none and the path needs none. ``counted``

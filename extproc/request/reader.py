@@ -7,8 +7,8 @@ read. Everything else passes through, routed by load.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
+from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from extproc.errors import InvalidJson, InvalidRequest, MissingModel
@@ -42,6 +42,7 @@ def read_request(
     body: bytes | None,
     policy: RequestPolicy,
     identity: Identity = DEFAULT_IDENTITY,
+    subset: frozenset[str] | None = None,
 ) -> RequestProfile:
     """Profile of a request.
 
@@ -49,16 +50,17 @@ def read_request(
         headers: lower-case names, pseudo headers (``:path``, ``:method``) included.
         body: the whole body, empty if there is none, None if Envoy does not show it.
         identity: whose request it is.
+        subset: workers that the gateway allows, None for all.
 
     Raises:
         InvalidJson, InvalidRequest, MissingModel: the caller must change the request.
     """
     if body is None:
-        return RequestProfile(Endpoint.PASS, identity=identity)
+        return RequestProfile(Endpoint.PASS, identity=identity, subset=subset)
     path = headers.get(":path", "/").partition("?")[0]
     read = _READERS.get(path) if headers.get(":method", "POST") == "POST" else None
     if read is None and not body:
-        return RequestProfile(Endpoint.PASS, counted=False, identity=identity)
+        return RequestProfile(Endpoint.PASS, counted=False, identity=identity, subset=subset)
     plain = readable_json(
         body,
         headers.get("content-type", ""),
@@ -66,7 +68,7 @@ def read_request(
         policy.max_decoded_bytes,
     )
     if plain is None:
-        return RequestProfile(Endpoint.PASS, body_bytes=len(body), identity=identity)
+        return RequestProfile(Endpoint.PASS, body_bytes=len(body), identity=identity, subset=subset)
     encoded = headers.get("content-encoding", "").strip().lower() not in ("", "identity")
     if read is None:
         is_object, model = _model_hint(plain)
@@ -76,6 +78,7 @@ def read_request(
             body_bytes=len(body),
             editable=is_object and not encoded,
             identity=identity,
+            subset=subset,
         )
     profile = read(plain)
     if not profile.model:
@@ -86,6 +89,7 @@ def read_request(
         identity=identity,
         editable=not encoded,
         session=session,
+        subset=subset,
         fingerprint=xxh3_64_intdigest(body),
     )
 

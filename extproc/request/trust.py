@@ -9,7 +9,8 @@ nobody without the key can make or turn back into a name.
 from __future__ import annotations
 
 import hmac
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from extproc.errors import UneditableBody
 from extproc.policy import TrustPolicy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from extproc.tokens.blocks import Keys
 
@@ -67,16 +67,17 @@ class Conversations:
     def place(self, keys: Keys, before: Placement | None, address: str, now: float) -> None:
         """A prompt goes to a worker, continuing ``before`` if that is known."""
         key = int(keys[-1])
-        placement = Placement(key, address, now)
+        uses = switches = 0
         if before is not None:
             moved = address != before.address
             self.repeats += 1
             self.switches += moved
-            placement = replace(placement, uses=before.uses + 1, switches=before.switches + moved)
+            uses, switches = before.uses + 1, before.switches + moved
             self._drop(before.key)
         self._drop(key)
         if len(self._placements) >= self._max_entries:
             self._drop(next(iter(self._placements)))
+        placement = Placement(key, address, now, uses, switches)
         self._placements[key] = placement
         self.oscillating += placement.oscillates
 

@@ -216,7 +216,7 @@ class Router:
         for term, weight in self._weights.items():
             values = TERMS[term](request)
             if values is not None:
-                weighted[term] = np.asarray(weight * values, dtype=np.float64)
+                weighted[term] = np.multiply(values, weight, dtype=np.float64)
         return weighted
 
     def _best_match(self, predicted: Floats, usable: Bools) -> tuple[float, int]:

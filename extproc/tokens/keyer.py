@@ -1,14 +1,14 @@
 """``PromptKeyer``: one pool's way from prompts to block keys.
 
 Two caches make it cheap. Token ids are kept by segment text, so a system prompt is
-tokenised once. Block keys are kept by the chain of segments up to each message boundary,
-so a growing conversation costs only its new part. ``prepare`` does everything but the
-cold tokenising, ``finish`` takes its result: the caller decides where that runs.
+tokenised once. Block keys are kept by the hash of the text up to each message boundary,
+so that of a growing conversation only the new part is looked at. ``prepare`` does everything
+but the cold tokenising, ``finish`` takes its result: the caller decides where that runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +34,15 @@ from extproc.tokens.blocks import (
     root_key,
 )
 from extproc.tokens.cache import ByteBoundedLru
+from extproc.tokens.chains import (
+    ENTRY_OVERHEAD_BYTES,
+    NO_KEYS,
+    NOTHING,
+    Boundary,
+    Piece,
+    prefix_digests,
+)
+from extproc.tokens.estimate import estimated_tokens
 from extproc.tokens.messages import MEDIA_MARK, normalise_messages, normalise_tools
 from extproc.tokens.template import ChatTemplate, TemplateFailure
 from extproc.tokens.text_keys import CHARS_PER_TOKEN, known_text, text_keys
@@ -43,10 +52,6 @@ _UNSURE_TAIL_TOKENS = 16
 """Last tokens of a cut text that may merge with what follows the cut."""
 _BOUNDARY_EVERY_BLOCKS = 64
 """Chaining 64 blocks costs about 20 us: closer boundaries would cost more than they save."""
-_COUNTED_TYPES = frozenset({"text", "input_text", "output_text", "function", "object"})
-_NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
-_ENTRY_OVERHEAD_BYTES = 200
-"""Dict entry, digest key and array header of one cached segment or boundary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +64,18 @@ class PromptKeys:
     """
 
     tokens: int
-    keys: Keys = field(default_factory=lambda: _NO_KEYS)
+    keys: Keys = field(default_factory=lambda: NO_KEYS)
     exact: bool = False
     by_text: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Boundary:
-    """The key chain after some segment: keys of all full blocks and the bytes behind them."""
-
-    keys: Keys
-    tail: bytes
-
-    @property
-    def size_bytes(self) -> int:
-        return self.keys.nbytes + len(self.tail) + _ENTRY_OVERHEAD_BYTES
-
-
 @dataclass(slots=True)
 class _Part:
-    """One prompt on its way: done already, or segments some of which lack their ids."""
+    """One prompt on its way: done already, or what is known of it and the pieces behind that."""
 
     done: PromptKeys | None = None
-    digests: list[bytes] = field(default_factory=list)
-    ids: list[TokenIds | None] = field(default_factory=list)
-    last_special: int = -1
-    """Index of the last special token: where the next turn's prompt starts to differ."""
+    known: Boundary = NOTHING
+    pieces: list[Piece] = field(default_factory=list)
     complete: bool = True
     extra_tokens: int = 0
 
@@ -135,10 +126,10 @@ class PromptKeyer:
         self._max_chars = policy.max_prompt_chars
         fingerprint = tokenizer.fingerprint if tokenizer else ""
         self.namespace = key_namespace(pool.model_revision, fingerprint)
-        self.segment_cache: ByteBoundedLru[bytes, TokenIds] = ByteBoundedLru(
+        self.segment_cache: ByteBoundedLru[bytes, bytes] = ByteBoundedLru(
             policy.segment_cache_bytes
         )
-        self.boundary_cache: ByteBoundedLru[bytes, _Boundary] = ByteBoundedLru(
+        self.boundary_cache: ByteBoundedLru[bytes, Boundary] = ByteBoundedLru(
             policy.boundary_cache_bytes
         )
         self.template_failures = 0
@@ -162,7 +153,7 @@ class PromptKeyer:
             if number < self._max_prompts:
                 prepared.parts.append(self._prepare(prompt, prepared))
             else:
-                prepared.parts.append(_Part(done=PromptKeys(self._estimate(prompt))))
+                prepared.parts.append(_Part(done=PromptKeys(self._tokens_of(prompt))))
         return prepared
 
     def encode_cold(self, prepared: Prepared) -> list[TokenIds]:
@@ -180,51 +171,40 @@ class PromptKeyer:
     def finish(self, prepared: Prepared, encoded: list[TokenIds]) -> list[PromptKeys]:
         """Keys of every prompt, given the ids of ``prepared.cold``."""
         fresh = iter(encoded)
-        finished = []
-        for part in prepared.parts:
-            for index, ids in enumerate(part.ids):
-                if ids is None:
-                    part.ids[index] = ids = next(fresh)
-                    size = ids.nbytes + _ENTRY_OVERHEAD_BYTES
-                    self.segment_cache.put(part.digests[index], ids, size)
-            finished.append(part.done or self._chain(part, prepared.root))
-        return finished
+        return [part.done or self._chain(part, prepared.root, fresh) for part in prepared.parts]
 
     def estimate(self, profile: RequestProfile) -> list[PromptKeys]:
         """Lengths without keys, where there is no time or place to tokenise."""
-        return [PromptKeys(self._estimate(prompt)) for prompt in profile.prompts]
+        return [PromptKeys(self._tokens_of(prompt)) for prompt in profile.prompts]
 
     def _prepare(self, prompt: Prompt, prepared: Prepared) -> _Part:
         tokenizer = self._tokenizer
         if isinstance(prompt, TokenPrompt):
             return _Part(done=self._from_ids(prompt.token_ids, prepared.root))
         if isinstance(prompt, UnknownPrompt):
-            return _Part(done=PromptKeys(self._estimate(prompt)))
+            return _Part(done=PromptKeys(self._tokens_of(prompt)))
         if tokenizer is None:
             return _Part(done=self._by_text(prompt, prepared.root))
         if isinstance(prompt, TextPrompt):
             return self._prepare_text(prompt, prepared, tokenizer)
         text = self._render(prompt)
         if text is None:
-            return _Part(done=PromptKeys(self._estimate(prompt)))
+            return _Part(done=PromptKeys(self._tokens_of(prompt)))
         known, mark, rest = text.partition(MEDIA_MARK)
         extra = prompt.media_parts * self._media_part_tokens
         if mark:
             extra += len(rest.replace(MEDIA_MARK, "")) // CHARS_PER_TOKEN
-        return self._cut(known, prepared, tokenizer, extra, complete=not mark)
+        return self._cut(known, prepared, tokenizer, extra_tokens=extra, complete=not mark)
 
     def _prepare_text(
         self, prompt: TextPrompt, prepared: Prepared, tokenizer: SegmentTokenizer
     ) -> _Part:
         if prompt.add_special_tokens and not tokenizer.wraps_exactly:
             # Special tokens behind the text (encoder models): not a prefix of anything.
-            return _Part(done=PromptKeys(self._estimate(prompt)))
-        part = self._cut(prompt.text, prepared, tokenizer, 0)
-        if prompt.add_special_tokens and len(tokenizer.prefix_ids):
-            part.digests.insert(0, b"prefix")
-            part.ids.insert(0, tokenizer.prefix_ids)
-            part.last_special += 1
-        return part
+            return _Part(done=PromptKeys(self._tokens_of(prompt)))
+        wrapped = prompt.add_special_tokens
+        prefix = tokenizer.prefix_ids.tobytes() if wrapped else b""
+        return self._cut(prompt.text, prepared, tokenizer, prefix=prefix)
 
     def _render(self, prompt: ChatPrompt) -> str | None:
         if self._template is None:
@@ -252,38 +232,59 @@ class PromptKeyer:
         text: str,
         prepared: Prepared,
         tokenizer: SegmentTokenizer,
-        extra_tokens: int,
+        *,
+        prefix: bytes = b"",
+        extra_tokens: int = 0,
         complete: bool = True,
     ) -> _Part:
+        """What is known of a text, and the pieces behind that.
+
+        Args:
+            prefix: ids ahead of the text.
+        """
         if len(text) > self._max_chars:
             extra_tokens += (len(text) - self._max_chars) // CHARS_PER_TOKEN
             text, complete = text[: self._max_chars], False
-        part = _Part(complete=complete, extra_tokens=extra_tokens)
-        specials, cached = tokenizer.specials, self.segment_cache.get
-        ids: TokenIds | None
-        for index, segment in enumerate(tokenizer.split(text)):
-            special = specials.get(segment)
-            if special is not None:
-                digest, ids = special
-                part.last_special = index
-            else:
-                digest = xxh3_128_digest(segment.encode("utf-8", "surrogatepass"))
-                ids = cached(digest)
-                if ids is None:
-                    prepared.cold.append(segment)
-            part.digests.append(digest)
-            part.ids.append(ids)
+        data = text.encode("utf-8", "surrogatepass")
+        spans = tokenizer.special_spans(data)
+        digests = prefix_digests(prepared.root, prefix, data, spans)
+        first, known = self._longest_boundary(digests)
+        part = _Part(known=known or Boundary(NO_KEYS, prefix))
+        part.complete, part.extra_tokens = complete, extra_tokens
+        add, special_ids = part.pieces.append, tokenizer.special_bytes
+        end = spans[first - 1][1] if first else 0
+        for (start, stop), digest in zip(spans[first:], digests[first:], strict=True):
+            if start > end:
+                add(self._text_piece(data[end:start], prepared))
+            add(Piece(digest, special_ids[data[start:stop]], special=True))
+            end = stop
+        if end < len(data):
+            add(self._text_piece(data[end:], prepared))
         return part
 
-    def _chain(self, part: _Part, root: int) -> PromptKeys:
-        chain = _chain_digests(root, part.digests)
-        start, known = self._longest_boundary(chain, part)
-        arrays = [ids for ids in part.ids[start:] if ids is not None]
-        token_bytes = known.tail + b"".join(ids.tobytes() for ids in arrays)
+    def _text_piece(self, text: bytes, prepared: Prepared) -> Piece:
+        digest = xxh3_128_digest(text)
+        ids = self.segment_cache.get(digest)
+        if ids is None:
+            prepared.cold.append(text.decode("utf-8", "surrogatepass"))
+        return Piece(digest, ids, special=False)
+
+    def _longest_boundary(self, digests: list[bytes]) -> tuple[int, Boundary | None]:
+        """How many special tokens a remembered chain covers, and that chain."""
+        for index in range(len(digests) - 1, -1, -1):
+            boundary = self.boundary_cache.get(digests[index])
+            if boundary is not None:
+                return index + 1, boundary
+        return 0, None
+
+    def _chain(self, part: _Part, root: int, encoded: Iterator[TokenIds]) -> PromptKeys:
+        known = part.known
+        ids = [self._ids(piece, encoded) for piece in part.pieces]
+        token_bytes = known.tail + b"".join(ids)
         parent = int(known.keys[-1]) if len(known.keys) else root
         fresh = chain_keys(parent, token_bytes, self._block_size)
         keys = np.concatenate([known.keys, np.array(fresh, dtype=np.uint64)])
-        self._remember(part, chain, start, known, keys, token_bytes)
+        self._remember(part, ids, keys, token_bytes)
         tokens = len(known.keys) * self._block_size + len(token_bytes) // TOKEN_BYTES
         if part.complete:
             usable = reusable_blocks(tokens, self._block_size)
@@ -292,36 +293,30 @@ class PromptKeyer:
         exact = part.complete and not part.extra_tokens
         return PromptKeys(tokens + part.extra_tokens, keys[:usable], exact)
 
-    def _longest_boundary(self, chain: list[bytes], part: _Part) -> tuple[int, _Boundary]:
-        """First segment not covered, and the remembered chain up to it."""
-        for index in range(len(chain) - 1, -1, -1):
-            boundary = self.boundary_cache.get(chain[index])
-            if boundary is not None:
-                return index + 1, boundary
-        return 0, _Boundary(_NO_KEYS, b"")
+    def _ids(self, piece: Piece, encoded: Iterator[TokenIds]) -> bytes:
+        if piece.ids is not None:
+            return piece.ids
+        ids = next(encoded).tobytes()
+        self.segment_cache.put(piece.digest, ids, len(ids) + ENTRY_OVERHEAD_BYTES)
+        return ids
 
-    def _remember(
-        self,
-        part: _Part,
-        chain: list[bytes],
-        start: int,
-        known: _Boundary,
-        keys: Keys,
-        token_bytes: bytes,
-    ) -> None:
+    def _remember(self, part: _Part, ids: list[bytes], keys: Keys, token_bytes: bytes) -> None:
         """Keep the chain at the last special token and every so many blocks before it."""
-        end = len(known.tail)
-        kept_blocks = len(known.keys)
+        specials = [index for index, piece in enumerate(part.pieces) if piece.special]
+        if not specials:
+            return
+        end = len(part.known.tail)
+        known_blocks = kept_blocks = len(part.known.keys)
         block_bytes = self._block_size * TOKEN_BYTES
-        for index in range(start, part.last_special + 1):
-            ids = part.ids[index]
-            end += 0 if ids is None else ids.nbytes
-            blocks = len(known.keys) + end // block_bytes
-            if index == part.last_special or blocks - kept_blocks >= _BOUNDARY_EVERY_BLOCKS:
+        for index in range(specials[-1] + 1):
+            end += len(ids[index])
+            blocks = known_blocks + end // block_bytes
+            far = blocks - kept_blocks >= _BOUNDARY_EVERY_BLOCKS
+            if index == specials[-1] or (far and part.pieces[index].special):
                 tail = token_bytes[end - end % block_bytes : end]
                 # A copy: a view would keep every key of a longer prompt alive.
-                boundary = _Boundary(keys[:blocks].copy(), tail)
-                self.boundary_cache.put(chain[index], boundary, boundary.size_bytes)
+                boundary = Boundary(keys[:blocks].copy(), tail)
+                self.boundary_cache.put(part.pieces[index].digest, boundary, boundary.size_bytes)
                 kept_blocks = blocks
 
     def _from_ids(self, token_ids: list[int], root: int) -> PromptKeys:
@@ -335,45 +330,8 @@ class PromptKeyer:
         if len(text) > self._max_chars:
             text, whole = text[: self._max_chars], False
         keys = text_keys(root, text, self._block_size, whole=whole)
-        tokens = max(self._estimate(prompt), 1 + len(text) // CHARS_PER_TOKEN)
+        tokens = max(self._tokens_of(prompt), 1 + len(text) // CHARS_PER_TOKEN)
         return PromptKeys(tokens, keys, by_text=True)
 
-    def _estimate(self, prompt: Prompt) -> int:
-        """Tokens of a prompt that is not tokenised; at least one for any prompt."""
-        if isinstance(prompt, TokenPrompt):
-            return len(prompt.token_ids)
-        if isinstance(prompt, UnknownPrompt):
-            return 1 + prompt.chars // CHARS_PER_TOKEN
-        if isinstance(prompt, TextPrompt):
-            return 1 + len(prompt.text) // CHARS_PER_TOKEN
-        chars = _text_chars([prompt.messages, prompt.tools, prompt.documents])
-        return 1 + chars // CHARS_PER_TOKEN + prompt.media_parts * self._media_part_tokens
-
-
-def _chain_digests(root: int, digests: list[bytes]) -> list[bytes]:
-    """Digest of the whole text up to each segment."""
-    chain = []
-    current = root.to_bytes(8, "little")
-    for digest in digests:
-        current = xxh3_128_digest(current + digest)
-        chain.append(current)
-    return chain
-
-
-def _is_counted(kind: object) -> bool:
-    return isinstance(kind, str) and kind in _COUNTED_TYPES
-
-
-def _text_chars(value: object) -> int:
-    """Characters of every string in JSON data, media payloads left out."""
-    total = 0
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, str):
-            total += len(item)
-        elif isinstance(item, list):
-            stack.extend(item)
-        elif isinstance(item, dict) and _is_counted(item.get("type", "text")):
-            stack.extend(item.values())
-    return total
+    def _tokens_of(self, prompt: Prompt) -> int:
+        return estimated_tokens(prompt, self._media_part_tokens)

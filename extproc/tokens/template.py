@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, Undefined, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -67,6 +68,12 @@ def _no_clock(_format: str) -> str:
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
+@lru_cache(maxsize=256)
+def _absent(attribute: str) -> Undefined:
+    """A dict entry that is not there: most messages lack what templates ask for."""
+    return Undefined(name=attribute)
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox with a short way for ``message.role``: a plain dict's own entries."""
 
@@ -75,7 +82,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
             if attribute in obj:
                 return obj[attribute]
-            return self.undefined(obj=obj, name=attribute)
+            return _absent(attribute)
         return super().getattr(obj, attribute)
 
 
@@ -110,6 +117,9 @@ class ChatTemplate:
             self.content_format = _content_format(environment.parse(source))
             self._plain = environment.from_string(source)
             self._with_tools = environment.from_string(tool_source) if tool_source else self._plain
+            for template in (self._plain, self._with_tools):
+                # Jinja's own is a chain of mappings, which every rendering would copy: 35 us.
+                template.globals = dict(template.globals)
         except TemplateError as error:
             raise TemplateFailure(f"chat template does not parse: {error}") from error
 

@@ -9,12 +9,13 @@ tokenising and falls back to whole text where it does not.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
-from xxhash import xxh3_64_hexdigest, xxh3_128_digest
+from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import KvgateError
 from extproc.tokens.blocks import TokenIds
@@ -47,6 +48,7 @@ class SegmentTokenizer:
         prefix_ids: ids that ``add_special_tokens`` puts in front (BOS).
         wraps_exactly: whether it puts none behind.
         special_ids: the one-token segments; empty unless ``segmented``.
+        special_bytes: the same, text as UTF-8 and ids as uint32-LE.
     """
 
     def __init__(self, tokenizer: Tokenizer, fingerprint: str) -> None:
@@ -74,9 +76,10 @@ class SegmentTokenizer:
         words = WordTokenizer.of(tokenizer, set(self.special_ids), self.encode)
         if words is not None and _agrees_on_words(words, self, probes):
             self._words = words
-        self.specials = {
-            text: (xxh3_128_digest(text.encode()), ids) for text, ids in self.special_ids.items()
+        self.special_bytes = {
+            text.encode(): ids.tobytes() for text, ids in self.special_ids.items()
         }
+        self._special_bytes_spans = _spans(list(self.special_bytes))
 
     @classmethod
     def load(cls, path: Path) -> SegmentTokenizer:
@@ -101,6 +104,10 @@ class SegmentTokenizer:
         if not self.segmented or self._splitter is None:
             return [text]
         return [piece for piece in self._splitter.split(text) if piece]
+
+    def special_spans(self, text: bytes) -> list[tuple[int, int]]:
+        """Start and end of each special token that cuts a text, given and counted in UTF-8."""
+        return self._special_bytes_spans(text) if self.segmented else []
 
     def encode(self, texts: list[str]) -> list[TokenIds]:
         """Ids of each text, no special tokens added.
@@ -171,6 +178,15 @@ def _splitting_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 def _splitter(specials: list[str]) -> re.Pattern[str] | None:
     longest_first = sorted(specials, key=len, reverse=True)
     return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if specials else None
+
+
+def _spans(specials: list[bytes]) -> Callable[[bytes], list[tuple[int, int]]]:
+    """As :func:`_splitter` cuts: UTF-8 is found in UTF-8 only where its text is in the text."""
+    if not specials:
+        return lambda _: []
+    longest_first = sorted(specials, key=lambda text: len(text.decode()), reverse=True)
+    find = re.compile(b"|".join(map(re.escape, longest_first))).finditer
+    return lambda text: [match.span() for match in find(text)]
 
 
 def _probes(specials: list[str]) -> list[str]:

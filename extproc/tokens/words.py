@@ -94,21 +94,23 @@ class WordTokenizer:
         """Ids of a text; None where the library should tokenise it."""
         if not text.isascii() or (self._added is not None and self._added(text)):
             return None
-        words, known = self._words(text), self._ids
-        if sum(map(len, words)) != len(text):
+        words = self._words(text)
+        if len("".join(words)) != len(text):
             return None
-        pieces = [known.get(word) for word in words]
-        if None in pieces:
-            missing = dict.fromkeys(
-                word for word, ids in zip(words, pieces, strict=True) if ids is None
-            )
-            self._learn(list(missing)[:_LEARNT_AT_ONCE])
+        ids = self._known(words)
+        if ids is None:
+            missing = [word for word in dict.fromkeys(words) if word not in self._ids]
+            self._learn(missing[:_LEARNT_AT_ONCE])
             if len(missing) > _MOST_NEW * len(words) + 4:
                 return None
-            pieces = [known.get(word) for word in words]
-            if None in pieces:
-                return None
-        return np.frombuffer(b"".join(pieces), dtype=np.uint32)  # type: ignore[arg-type]
+            ids = self._known(words)
+        return None if ids is None else np.frombuffer(ids, dtype=np.uint32)
+
+    def _known(self, words: list[str]) -> bytes | None:
+        try:
+            return b"".join(map(self._ids.__getitem__, words))
+        except KeyError:
+            return None
 
     def _learn(self, words: list[str]) -> None:
         words = [word for word in words if len(word) <= MAX_WORD_CHARS]

@@ -143,7 +143,7 @@ class TestDegrade:
         assert (ticket.decision.model, ticket.decision.endpoints) == ("small", ("10.0.0.2:1",))
 
     def test_a_body_that_cannot_be_changed_takes_no_step_that_would(self) -> None:
-        from dataclasses import replace
+        from msgspec.structs import replace
 
         crowd = self.ladder({"max_output_tokens": 5}, {"lane": "batch"})
         crowd.send(request(), 10)

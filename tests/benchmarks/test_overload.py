@@ -10,13 +10,23 @@ import pytest
 
 from benchmarks.cluster import Cluster
 from benchmarks.load.sample import Sample, Try
-from benchmarks.overload import OFF, ON, Overload, calibrate, middle_rate, run, told_against_seen
+from benchmarks.overload import (
+    OFF,
+    ON,
+    Overload,
+    calibrate,
+    middle_rate,
+    patient_clients,
+    run,
+    told_against_seen,
+)
 from benchmarks.workloads.shapes import Spread
 
 TINY = Overload(
     seconds=3.0,
     factor=3.0,
     calibration_rounds=2,
+    warm_rounds=1,
     tries=4,
     patient_every=2,
     cluster=Cluster(workers=2, max_num_seqs=2, timing="rtx-pro-6000"),
@@ -59,6 +69,16 @@ def test_every_refusal_says_when_to_come_back(result: dict[str, Any]) -> None:
     assert found["refused_tries"] == found["told_to_wait"]
 
 
+def test_patient_clients_are_told_by_lane(result: dict[str, Any]) -> None:
+    for arm in result["arms"].values():
+        clients = sum(lane["clients"] for lane in arm["patient"].values())
+        assert clients == -(-result["requests"] // TINY.patient_every)
+        for lane in arm["patient"].values():
+            assert 0 <= lane["answered"] <= lane["clients"]
+    off = result["arms"][OFF]["patient"].values()
+    assert all(lane["answered"] == lane["clients"] and not lane["returned"] for lane in off)
+
+
 def test_results_hold_seed_sizes_and_machine(result: dict[str, Any]) -> None:
     assert result["settings"]["seed"] == TINY.seed
     assert result["settings"]["cluster"]["workers"] == 2
@@ -67,7 +87,8 @@ def test_results_hold_seed_sizes_and_machine(result: dict[str, Any]) -> None:
 
 def test_calibration_finds_what_the_slots_can_do(model_dir: Path) -> None:
     # Two workers of two slots; an answer of some 20 to 60 tokens takes half a second or so.
-    assert 2.0 < calibrate(TINY, model_dir) < 40.0
+    plan = TINY.plan(20.0, 1.0)
+    assert 2.0 < calibrate(TINY, model_dir, plan) < 40.0
 
 
 def sample(number: int, **changes: Any) -> Sample:
@@ -109,3 +130,17 @@ def test_announced_waits_are_compared_with_those_seen() -> None:
     whole, held = told_against_seen([once, twice, never, gone])
     assert whole == [pytest.approx(2.0 / 3.9), pytest.approx(1.0 / 4.0)]
     assert held == [pytest.approx(2.0 / 1.9)]
+
+
+def test_only_who_comes_back_as_told_is_patient() -> None:
+    again = [Try(429, "queue_full", 0.1, 2.0)]
+    samples = [
+        sample(0, lane="online", refused=again),
+        sample(1, lane="online"),
+        sample(2, lane="online", status=429, refused=again),
+        sample(4, lane="batch"),
+    ]
+    assert patient_clients(samples, every=2) == {
+        "online": {"clients": 2, "answered": 1, "returned": 2},
+        "batch": {"clients": 1, "answered": 1, "returned": 0},
+    }

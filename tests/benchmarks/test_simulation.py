@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from benchmarks.simulation.chains import KeyMaker, PlannedChain
 from benchmarks.simulation.clock import VirtualClock
 from benchmarks.simulation.cluster import VirtualCluster
 from benchmarks.simulation.engine import FastEngine
+from benchmarks.simulation.growth import exponent
 from benchmarks.simulation.run import Simulate, run
 from benchmarks.simulation.script import Trouble, read_script
 from benchmarks.workloads.catalog import workload
@@ -199,6 +201,17 @@ def test_added_workers_take_their_share() -> None:
     assert served == {worker.address for worker in cluster.workers}
 
 
+@pytest.mark.parametrize("in_flight", [1, 6])
+def test_a_closed_loop_keeps_so_many_in_flight(in_flight: int) -> None:
+    plan = [Planned(0.0, (Segment(n, 100),), 50) for n in range(30)]
+    cluster = VirtualCluster(POLICY, CLUSTER, 0.002)
+    cluster.run(plan, in_flight=in_flight)
+    spans = [(sample.sent_s, sample.sent_s + sample.e2e_s) for sample in cluster.samples]
+    assert len(spans) == len(plan)
+    for sent_s, _ in spans[in_flight:]:
+        assert sum(began <= sent_s < end for began, end in spans) == in_flight
+
+
 def test_whoever_cannot_run_or_wait_is_refused() -> None:
     pool = {"model": MODEL, "admission": {"max_concurrency": 2, "max_queue": 1}}
     policy = parse_policy({"pools": [pool]})
@@ -219,6 +232,7 @@ def test_a_run_writes_every_size_and_its_script(tmp_path: Path, model_dir: Path)
         workers=(2, 4),
         duration_s=12.0,
         rate_per_worker=0.3,
+        queued=(0, 40),
         script=(Trouble(4.0, "kill", worker=1, seconds=2.0),),
         output=tmp_path,
     )
@@ -228,7 +242,24 @@ def test_a_run_writes_every_size_and_its_script(tmp_path: Path, model_dir: Path)
     for found in result["sizes"].values():
         assert found["decision_cpu_ms"]["p50"] > 0
         assert found["simulated_s"] > 10
+        assert found["end_cpu_ms"]["p99"] >= found["end_cpu_ms"]["p50"] > 0
+        assert 0 < found["memory_mb"] < found["peak_memory_mb"]
+    assert set(result["growth_with_workers"]) == set(result["growth_with_queue"])
+    waiting = {queued: found["waiting_most"] for queued, found in result["queues"].items()}
+    assert waiting["0"] == 0
+    assert waiting["40"] >= 40
+    assert (tmp_path / "2-workers.jsonl").read_bytes().count(b"\n") > 0
     assert (tmp_path / "4-workers-ttft-p99.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
+def test_the_exponent_is_that_of_a_power_law(power: float) -> None:
+    sizes = [0, 8, 64, 250, 1_000]
+    assert exponent(sizes, [3 * size**power for size in sizes]) == pytest.approx(power)
+
+
+def test_one_point_has_no_exponent() -> None:
+    assert math.isnan(exponent([0, 5], [1.0, 2.0]))
 
 
 @pytest.mark.bench

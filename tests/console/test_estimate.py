@@ -9,11 +9,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from extproc.api import SchedulerService
 from extproc.cli import app
-from extproc.console.estimate import estimate, request_of
+from extproc.console.estimate import estimate, request_of, shown
+from extproc.generated.kvgate.v1 import scheduler_pb2 as pb
 from tests.support.builders import MODEL, Fleet, address
 from tests.support.scheduler_api import Clock, desk_of
 
@@ -69,6 +71,15 @@ async def test_the_verdict_and_every_cost_are_shown(
     assert [busy in row for row in rows] == [False, True], "full workers come last"
     assert "yes" in rows[0]
     assert "full" in rows[1]
+
+
+@pytest.mark.parametrize("prefiller", ["", address(9)])
+def test_who_would_prefill_for_the_first_worker_is_named(prefiller: str) -> None:
+    console = Console(width=160)
+    with console.capture() as written:
+        console.print(shown(pb.Estimate(verdict="allow", prefiller=prefiller)))
+    assert ("prefilled by" in written.get()) is bool(prefiller)
+    assert prefiller in written.get()
 
 
 async def test_waiting_is_no_failure_and_refusal_is_one(

@@ -88,6 +88,15 @@ class TestHandoff:
         assert decision is not None
         assert decision.prefiller == ""
 
+    def test_a_dry_run_names_who_would_compute_it(self) -> None:
+        workers = fleet("prefill", "decode", disaggregation=OFFLOAD)
+        profile = RequestProfile(Endpoint.CHAT, MODEL)
+        named = [
+            workers.scheduler.estimate(workers.served, profile, [prompt], 0.0).prefiller
+            for prompt in (LONG, SHORT)
+        ]
+        assert named == [address(0), ""]
+
     def test_what_is_cached_on_the_leader_is_not_handed_over(self) -> None:
         workers = fleet("prefill", "decode", disaggregation=OFFLOAD)
         worker = workers.pool.workers[address(1)]

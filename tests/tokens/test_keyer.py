@@ -298,6 +298,18 @@ class TestText:
             assert with_bos.tokens == without.tokens + 1
             assert not set(with_bos.keys.tolist()) & set(without.keys.tolist())
 
+    def test_no_text_is_taken_for_a_token_put_in_front(self, model_dir: Path) -> None:
+        """Neither way round do the two share a remembered chain."""
+        single = "<|endoftext|> $A"
+        value = "Some text<|im_end|> of more than a block or two."
+        looks_like_it = "\0\0\0\0" + value  # the token's id, as it is hashed
+        wrapped, plain = TextPrompt(value), TextPrompt(looks_like_it, False)
+        alone = [keyed_one(self.wrapped(model_dir, single), each) for each in (wrapped, plain)]
+        for order in ((0, 1), (1, 0)):
+            maker = self.wrapped(model_dir, single)
+            for which in order:
+                assert same(keyed_one(maker, (wrapped, plain)[which]), alone[which])
+
     def test_a_token_put_behind_leaves_no_exact_prefix(self, model_dir: Path) -> None:
         maker = self.wrapped(model_dir, "$A <|endoftext|>")
         assert keyed_one(maker, TextPrompt("x" * 40)) == PromptKeys(11)

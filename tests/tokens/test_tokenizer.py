@@ -72,6 +72,17 @@ class TestExactness:
         assert "".join(pieces) == text
         assert "" not in pieces
 
+    @given(text=PIECES)
+    def test_spans_of_special_tokens_are_where_text_is_split(
+        self, model_dir: Path, text: str
+    ) -> None:
+        tokenizer = tokenizer_of(model_dir)
+        data = text.encode("utf-8", "surrogatepass")
+        found = [data[start:end] for start, end in tokenizer.special_spans(data)]
+        pieces = tokenizer.split(text)
+        assert found == [p.encode() for p in pieces if p in tokenizer.special_ids]
+        assert tokenizer.special_bytes.keys() >= set(found)
+
     def test_special_tokens_are_segments_of_one_known_id(self, model_dir: Path) -> None:
         tokenizer = tokenizer_of(model_dir)
         assert tokenizer.split("a<|im_start|>b") == ["a", "<|im_start|>", "b"]
@@ -82,6 +93,7 @@ class TestExactness:
     def test_the_longest_special_token_wins(self) -> None:
         tokenizer = SegmentTokenizer(trained("<a>", "<a>b"), "f")
         assert tokenizer.split("x<a>bc<a>c") == ["x", "<a>b", "c", "<a>", "c"]
+        assert tokenizer.special_spans(b"x<a>bc<a>c") == [(1, 5), (6, 9)]
         assert tokenizer.segmented
 
 

@@ -189,7 +189,7 @@ class EstimateResponse(_message.Message):
     def __init__(self, estimate: _Optional[_Union[Estimate, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
 class Estimate(_message.Message):
-    __slots__ = ("verdict", "reason", "expected_wait_s", "retry_after_s", "pool", "lane", "tenant", "prompt_tokens", "cached_tokens", "uncached_tokens", "output_tokens", "workers")
+    __slots__ = ("verdict", "reason", "expected_wait_s", "retry_after_s", "pool", "lane", "tenant", "prompt_tokens", "cached_tokens", "uncached_tokens", "output_tokens", "workers", "prefiller")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_WAIT_S_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,7 @@ class Estimate(_message.Message):
     UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    PREFILLER_FIELD_NUMBER: _ClassVar[int]
     verdict: str
     reason: str
     expected_wait_s: float
@@ -214,7 +215,8 @@ class Estimate(_message.Message):
     uncached_tokens: int
     output_tokens: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerCost]
-    def __init__(self, verdict: _Optional[str] = ..., reason: _Optional[str] = ..., expected_wait_s: _Optional[float] = ..., retry_after_s: _Optional[float] = ..., pool: _Optional[str] = ..., lane: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerCost, _Mapping]]] = ...) -> None: ...
+    prefiller: str
+    def __init__(self, verdict: _Optional[str] = ..., reason: _Optional[str] = ..., expected_wait_s: _Optional[float] = ..., retry_after_s: _Optional[float] = ..., pool: _Optional[str] = ..., lane: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerCost, _Mapping]]] = ..., prefiller: _Optional[str] = ...) -> None: ...
 
 class WorkerCost(_message.Message):
     __slots__ = ("address", "cost", "terms", "ready", "has_slot")

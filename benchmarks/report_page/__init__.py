@@ -1,0 +1,1 @@
+"""REPORT.md and the README's summary, from the JSON that the benchmarks wrote."""

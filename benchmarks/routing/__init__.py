@@ -1,0 +1,1 @@
+"""Routing and the order of the queue, tried under virtual time."""
