@@ -72,7 +72,7 @@ class AdmissionController:
         place = pool.returns.take_up(demand.tenant, demand.fingerprint, now)
         if place is not None:
             demand.sequence = place.sequence
-            demand.returned = True
+            demand.comebacks = place.comebacks + 1
         elder = self._elder(demand)
         if elder is not None:
             demand.blocked_by = elder.blocked_by

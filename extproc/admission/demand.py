@@ -15,8 +15,8 @@ class Demand:
     ``prefill_s`` is what its prefill is likely to take, ``expires_at`` when waiting stops
     making sense. ``blocked_by`` says what a waiting request lacks: ``quota:<rule>`` or
     ``capacity:<pool>``; ``parked_at`` is the counter of its own tenant that has no room at
-    all, if that is what it lacks. ``returned``: it was refused before and came back as told;
-    ``sequence`` is then that of its first try.
+    all, if that is what it lacks. ``comebacks``: how often it was refused and
+    came back as told; ``sequence`` is then that of its first try.
     """
 
     id: str
@@ -44,13 +44,18 @@ class Demand:
     blocked_by: str = ""
     parked_at: Counter | None = None
     waiting: bool = False
-    returned: bool = False
+    comebacks: int = 0
     degraded: list[str] = field(default_factory=list)
 
     @property
     def cost_tokens(self) -> int:
         """Expected work; at least one, so that nothing is free."""
         return max(1, self.uncached_tokens + self.output_tokens)
+
+    @property
+    def returned(self) -> bool:
+        """Whether it was refused before and came back as told."""
+        return self.comebacks > 0
 
     @property
     def kind(self) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from extproc.errors import DeadlineUnreachable, QueueFull, QuotaTooSmall, WouldW
 
 _CAUTION = 1.25
 """Who is refused at the door can be told when to come back; who waits in vain has lost time."""
+_LATE_AFTER_COMEBACKS = 3
 
 
 def check_size(demand: Demand) -> None:
@@ -71,8 +72,12 @@ def full_queue(demand: Demand) -> str | None:
 
 
 def latest_start(demand: Demand) -> float:
-    """When it must run, to have its first token in time."""
+    """When it must run, to have its first token in time.
+
+    Who came back so often has no budget any more: large prompts can only meet theirs on an
+    idle worker, and would be sent away for ever.
+    """
     latest = math.inf if demand.deadline_at is None else demand.deadline_at
-    if demand.ttft_budget_s is not None:
+    if demand.ttft_budget_s is not None and demand.comebacks < _LATE_AFTER_COMEBACKS:
         latest = min(latest, demand.arrived_at + demand.ttft_budget_s)
     return latest - demand.prefill_s

@@ -33,12 +33,14 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """What is kept for one refused request: its ``sequence`` among others, and its work."""
+    """What is kept for one refused request: its ``sequence`` among others, how often it came
+    back so far, and its work."""
 
     key: tuple[str, int]
     lane: str
     cost_tokens: int
     sequence: int
+    comebacks: int
     due_at: float
     until: float
     counted: bool = True
@@ -96,7 +98,9 @@ class Returns:
             return wait_s
         due_at = now + wait_s
         until = due_at + _GRACE_S + _GRACE_PART * wait_s
-        place = Place(key, lane, demand.cost_tokens, demand.sequence, due_at, until)
+        place = Place(
+            key, lane, demand.cost_tokens, demand.sequence, demand.comebacks, due_at, until
+        )
         self._places[key] = place
         self._count(place, 1)
         self._made += 1

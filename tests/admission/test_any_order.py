@@ -111,7 +111,7 @@ class AdmissionMachine(RuleBasedStateMachine):
                 arrived_at=self.now,
                 sequence=0,
                 deadline_at=None if limit_s is None else self.now + limit_s,
-                returned=False,
+                comebacks=0,
                 parked_at=None,
                 blocked_by="",
             )

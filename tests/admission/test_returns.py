@@ -174,6 +174,32 @@ class TestComingBack:
         [pool] = crowd.scheduler.admission.pools.values()
         assert [place.sequence for place in pool.returns.places] == [waits.demand.sequence]  # type: ignore[union-attr]
 
+    def test_a_prompt_too_large_for_its_budget_is_late_rather_than_sent_away_for_ever(
+        self,
+    ) -> None:
+        crowd = self.crowd()
+        number = 0
+
+        def feed() -> None:
+            nonlocal number
+            while number < crowd.now * 48:
+                number += 1
+                self.ask(crowd, number, f"t{number % 7}")
+
+        crowd.run_until(10.0, feed)
+        large = request("t9", fingerprint=10**6, ttft_budget_s=1e-6)
+        for _ in range(4):
+            made = crowd.try_send(large, 100)
+            if isinstance(made, Ticket):
+                crowd.run_until(crowd.now + 2.0, feed)
+            refusal = made.refusal if isinstance(made, Ticket) else made
+            if refusal is None:
+                break
+            assert refusal.retry_after_s is not None
+            crowd.run_until(crowd.now + refusal.retry_after_s, feed)
+        assert isinstance(made, Ticket)
+        assert made.decision is not None
+
     def test_who_does_not_want_to_wait_gets_no_place(self) -> None:
         crowd = self.crowd()
         for number in range(1, 17):
