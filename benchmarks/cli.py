@@ -228,7 +228,12 @@ def compare(
         duration_s=duration_s,
         rate_per_s=rate_per_s,
         trace_speedup=trace_speedup,
-        cluster=Cluster(workers=workers, num_blocks=num_blocks, timing=timing),
+        cluster=Cluster(
+            workers=workers,
+            num_blocks=num_blocks,
+            timing=timing,
+            stream_interval=defaults.cluster.stream_interval,
+        ),
         policy=policy or defaults.policy,
         processes=processes,
         output=output,

@@ -37,6 +37,7 @@ class Cluster(msgspec.Struct, frozen=True):
     """Simulated workers; sizes are named as the simulator's settings.
 
     ``tell_slots`` False: agents do not say how many sequences a worker runs.
+    ``stream_interval``: tokens in a chunk after the first (vLLM's flag of that name).
     """
 
     workers: int = 8
@@ -46,6 +47,7 @@ class Cluster(msgspec.Struct, frozen=True):
     timing: str = "peers-mock"
     seed: int = 0
     tell_slots: bool = True
+    stream_interval: int = 1
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ def engine_commands(
             max_num_seqs=settings.max_num_seqs,
             num_blocks=settings.num_blocks,
             max_model_len=settings.max_model_len,
+            stream_interval=settings.stream_interval,
             timing=settings.timing,
             socket=engine.socket,
             seed=1_000 * settings.seed + number,

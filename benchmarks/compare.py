@@ -67,7 +67,7 @@ class Comparison(msgspec.Struct, frozen=True):
     """Of every workload; None: each its own."""
     trace_speedup: float = 2.0
     trace_spread_s: float = 3.0
-    cluster: Cluster = Cluster()
+    cluster: Cluster = Cluster(stream_interval=8)
     budgets: Budgets = Budgets(ttft_s=1.0, tpot_s=0.05)
     policy: Path = BALANCED
     processes: int = 1

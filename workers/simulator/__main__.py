@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-events-topic", default=defaults.kv_events_topic)
     for name in (
         "port", "block-size", "num-blocks", "max-num-seqs", "max-num-batched-tokens",
-        "max-model-len", "seed",
+        "max-model-len", "seed", "stream-interval",
     ):  # fmt: skip
         add(f"--{name}", type=int, default=getattr(defaults, name.replace("-", "_")))
     add("--max-queued", "--max-num-queued-reqs", type=int, help="no limit without the flag")

@@ -44,11 +44,16 @@ class Generation:
 
     Args:
         choices: sequences per prompt, neighbours in ``sequences``.
+        interval_tokens: new tokens of a choice that make a piece; its first and its last
+            never wait for others.
     """
 
-    def __init__(self, sequences: list[Sequence], choices: int = 1) -> None:
+    def __init__(
+        self, sequences: list[Sequence], choices: int = 1, interval_tokens: int = 1
+    ) -> None:
         self.sequences = sequences
         self._choices = choices
+        self._interval_tokens = interval_tokens
         self._sent = [0] * len(sequences)
         self._arrived: dict[int, tuple[int, str | None]] = {}
         self._open = len(sequences)
@@ -58,7 +63,9 @@ class Generation:
     def receive(self, index: int, generated: int, finish_reason: str | None) -> None:
         """Choice ``index`` has ``generated`` tokens by now."""
         self._arrived[index] = (generated, finish_reason)
-        self._news.set()
+        sent = self._sent[index]
+        if not sent or finish_reason or generated - sent >= self._interval_tokens:
+            self._news.set()
 
     def fail(self, error: ApiError) -> None:
         """End the generation with an error."""

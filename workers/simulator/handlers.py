@@ -170,7 +170,7 @@ class GenerationHandler:
             for ids in prompts
             for choice in range(options.choices)
         ]
-        return Generation(sequences, options.choices)
+        return Generation(sequences, options.choices, self._settings.stream_interval)
 
     def _sequence(
         self, ids: list[int], tokens: int, choice: int, origin: Origin, opens: bool

@@ -22,6 +22,7 @@ class SimulatorSettings:
         speedup: divides all step times.
         hold_headers: send response headers with the first chunk, as kvgate's middleware
             does; False sends them at once, as plain vLLM does.
+        stream_interval: tokens in a streamed chunk after the first.
         max_queued: requests running and waiting before a 503; None for no limit.
         seed: seed of the block hashes; workers with different seeds share no hash.
         socket: Unix socket of the agent, told of requests as kvgate's middleware does;
@@ -44,6 +45,7 @@ class SimulatorSettings:
     max_model_len: int = 32768
     speedup: float = 1.0
     hold_headers: bool = True
+    stream_interval: int = 1
     max_queued: int | None = None
     seed: int = 0
     socket: Path | None = None
@@ -61,6 +63,8 @@ class SimulatorSettings:
             raise ValueError(f"adapters must be distinct names, got {self.adapters}")
         if self.max_queued is not None and self.max_queued < 1:
             raise ValueError(f"max_queued must be positive, got {self.max_queued}")
+        if self.stream_interval < 1:
+            raise ValueError(f"stream_interval must be positive, got {self.stream_interval}")
         if self.shutdown_s < 0:
             raise ValueError(f"shutdown_s must not be negative, got {self.shutdown_s}")
         if self.kv_replay_port is not None and self.kv_events_port is None:

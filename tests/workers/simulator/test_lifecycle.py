@@ -112,6 +112,18 @@ async def test_headers_wait_for_the_first_token_unless_told_otherwise(start: Sta
         assert (await response.text()).endswith("data: [DONE]\n\n")
 
 
+async def test_tokens_may_be_streamed_several_at_a_time(start: Start) -> None:
+    """The first alone, then four a chunk, the rest with the end."""
+    worker = await start(stream_interval=4)
+    body = {"prompt": "x", "stream": True, "max_tokens": 11}
+    async with worker.http.post("/v1/completions", json=body) as response:
+        lines = (await response.text()).split("\n\n")
+    texts = [json.loads(line[6:])["choices"][0]["text"] for line in lines if "text" in line]
+    whole = await worker.post("/v1/completions", body | {"stream": False})
+    assert "".join(texts) == whole[1]["choices"][0]["text"]
+    assert len(texts) == 4
+
+
 async def test_a_frozen_engine_answers_http_and_goes_on_later(start: Start) -> None:
     worker = await start()
     await worker.post("/sim/freeze", {"seconds": 60})
@@ -252,11 +264,12 @@ async def test_the_command_exits_0_on_sigterm_and_3_on_bad_settings(
 
 def test_flags_become_settings() -> None:
     flags = "--model-dir d --model-name m --adapter a --adapter b --port 1 --kv-events-port 2 "
-    flags += "--no-hold-headers --speedup 2 --timing peers-mock --max-queued 5 --socket s"
+    flags += "--no-hold-headers --speedup 2 --timing peers-mock --max-queued 5 --socket s "
+    flags += "--stream-interval 4"
     settings = parse(flags.split())
     assert settings == SimulatorSettings(
         Path("d"), "m", ("a", "b"), port=1, kv_events_port=2, hold_headers=False, speedup=2.0,
-        timing=PEERS_MOCK, max_queued=5, socket=Path("s"),
+        timing=PEERS_MOCK, max_queued=5, socket=Path("s"), stream_interval=4,
     )  # fmt: skip
     assert settings.engine_config().timing.speedup == 2.0
     assert settings.engine_config().record_events
@@ -267,7 +280,7 @@ def test_flags_become_settings() -> None:
     [
         ("port", 70_000), ("model_name", ""), ("adapters", ("a", "a")), ("adapters", ("sim",)),
         ("max_queued", 0), ("shutdown_s", -1.0), ("kv_replay_port", 1), ("speedup", 0.0),
-        ("block_size", 0),
+        ("block_size", 0), ("stream_interval", 0),
     ],
 )  # fmt: skip
 def test_bad_settings_are_refused_by_name(field: str, value: object) -> None:
