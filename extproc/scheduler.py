@@ -15,10 +15,12 @@ from extproc.admission.controller import AdmissionController, Preview
 from extproc.admission.demand import Demand
 from extproc.admission.work import WorkEstimator
 from extproc.cache.feed import Delta, Snapshot
+from extproc.decision.demands import demand_of
 from extproc.decision.estimate import Estimate, estimate_of
 from extproc.decision.judgement import met_budgets
 from extproc.decision.ladder import step_down
 from extproc.decision.leases import LeaseWatch
+from extproc.decision.placing import best_route, credit, decision_of, move, place
 from extproc.decision.room import Room
 from extproc.decision.signals import pool_signals
 from extproc.decision.ticket import Decision, Freed, ServedModel, Ticket
@@ -35,7 +37,6 @@ from extproc.fleet.worker import EngineError, Introduction, LoadReport, Outcome,
 from extproc.policy import Policy
 from extproc.request.profile import Endpoint, RequestProfile
 from extproc.routing.rollout import SwitchedRouter
-from extproc.routing.router import Asked, Route
 from extproc.tokens.keyer import PromptKeyer, PromptKeys
 
 _RETRY_NO_WORKER_S = 1.0
@@ -138,15 +139,15 @@ class Scheduler:
         if not pool.usable(model).any():
             raise _no_worker()
         if not profile.counted:
-            self._route(ticket, self._best_route(ticket, now, needs_slot=False), now)
+            place(ticket, best_route(ticket, self.policy, now, needs_slot=False), self.leases, now)
             return ticket
         has_slot = bool(pool.has_slot(model).any())
-        route = self._best_route(ticket, now, needs_slot=has_slot)
-        demand = ticket.demand = self._demand(ticket, route.uncached_tokens, now)
+        route = best_route(ticket, self.policy, now, needs_slot=has_slot)
+        demand = ticket.demand = self._demand(ticket, route.uncached_tokens)
         self._admit(ticket, demand, now)
         self._tickets[ticket.id] = ticket
         if ticket.lease is not None:
-            self._route(ticket, route, now)
+            place(ticket, route, self.leases, now)
         elif not self.admission.has_expired(now):
             # Its turn may come at once: it then keeps others from what it waits for.
             self._early = [each for each in self._dispatch(now) if each is not ticket]
@@ -182,7 +183,7 @@ class Scheduler:
             failed = pool.workers.get(address)
             if failed is not None and address != served_by:
                 pool.suspect(failed, now)
-        self._rebook(ticket, served_by, now)
+        move(ticket, served_by, self.leases, now)
         pool.response_started(ticket.booking, at, status=status, error=error)
         if ticket.prefill is not None:
             pool.release(ticket.prefill)
@@ -274,10 +275,10 @@ class Scheduler:
             raise _no_worker()
         ticket = self._ticket(served, profile, prompts, now)
         needs_slot = bool(pool.has_slot(profile.model).any())
-        route = self._best_route(ticket, now, needs_slot=needs_slot)
+        route = best_route(ticket, self.policy, now, needs_slot=needs_slot)
         served.router.note(route, now)
-        self._credit(ticket, pool.worker_at(route.columns[0]))
-        return self._decision(ticket, route, now)
+        credit(ticket, pool.worker_at(route.columns[0]))
+        return decision_of(ticket, route, now)
 
     def estimate(
         self,
@@ -294,8 +295,8 @@ class Scheduler:
         if not served.pool.usable(profile.model).any():
             raise _no_worker()
         ticket = self._ticket(served, profile, prompts, now)
-        route = self._best_route(ticket, now, needs_slot=False)
-        demand = self._demand(ticket, route.uncached_tokens, now)
+        route = best_route(ticket, self.policy, now, needs_slot=False)
+        demand = self._demand(ticket, route.uncached_tokens)
         room = Room(served.pool, now)
         if self.policy.rollout.admission == "off":
             said = Preview("allow", "", 0.0, None)
@@ -407,38 +408,8 @@ class Scheduler:
     ) -> Ticket:
         return Ticket(f"{self._rng.getrandbits(64):016x}", served, profile, prompts, now)
 
-    def _demand(self, ticket: Ticket, uncached_tokens: int, now: float) -> Demand:
-        profile, served = ticket.profile, ticket.served
-        identity = profile.identity
-        arrived_at = ticket.arrived_at
-        prompt_tokens = sum(prompt.tokens for prompt in ticket.prompts)
-        name = profile.model
-        lane_budget_s = self._lane_budget_s(identity.lane)
-        return Demand(
-            id=ticket.id,
-            pool=served.name,
-            name=name,
-            adapter=name if name and not served.pool.is_base(name) else "",
-            tenant=identity.tenant,
-            tenant_class=identity.tenant_class,
-            lane=identity.lane,
-            weight=self.policy.tenant_weight(identity.tenant, identity.tenant_class),
-            uncached_tokens=uncached_tokens,
-            output_tokens=self._output_tokens(ticket, identity.lane, prompt_tokens),
-            arrived_at=arrived_at,
-            prefill_s=served.pool.prefill_s(uncached_tokens) + served.lateness.margin_s,
-            body_bytes=profile.body_bytes,
-            fingerprint=profile.fingerprint,
-            deadline_at=None if identity.deadline_s is None else arrived_at + identity.deadline_s,
-            ttft_budget_s=identity.ttft_budget_s or lane_budget_s,
-            max_queue_time_s=identity.max_queue_time_s,
-        )
-
-    def _output_tokens(self, ticket: Ticket, lane: str, prompt_tokens: int) -> int:
-        if not ticket.profile.endpoint.generates:
-            return 0
-        cap = ticket.profile.max_output_tokens
-        return self.work.output_tokens(ticket.served.name, lane, prompt_tokens, cap)
+    def _demand(self, ticket: Ticket, uncached_tokens: int) -> Demand:
+        return demand_of(ticket, uncached_tokens, self.policy, self.admission.lanes, self.work)
 
     def _admit(self, ticket: Ticket, demand: Demand, now: float) -> None:
         """Give the ticket a lease or a place in the queue, in shadow the lease whatever comes.
@@ -512,7 +483,7 @@ class Scheduler:
             ticket = self._tickets[lease.id]
             ticket.lease = lease
             try:
-                self._route(ticket, self._best_route(ticket, now), now)
+                place(ticket, best_route(ticket, self.policy, now), self.leases, now)
             except NoReadyWorker as gone:
                 # Its subset's last worker left while it waited; others may still run.
                 self.admission.release(lease, now)
@@ -524,83 +495,6 @@ class Scheduler:
         ticket.refusal = refusal
         ticket.ended = True
         return ticket
-
-    # -- routing and bookings -----------------------------------------------------------
-
-    def _best_route(self, ticket: Ticket, now: float, *, needs_slot: bool = True) -> Route:
-        profile, demand = ticket.profile, ticket.demand
-        asked = Asked(
-            model=profile.model,
-            needs_slot=needs_slot,
-            output_tokens=demand.output_tokens if demand else 0,
-            session=profile.session,
-            subset=profile.subset,
-        )
-        rollout = self.policy.rollout.cache_routing
-        return ticket.served.router.route(ticket.prompts, now, asked, rollout)
-
-    def _route(self, ticket: Ticket, route: Route, now: float) -> None:
-        """Book the first of a route and remember it."""
-        pool, demand = ticket.served.pool, ticket.demand
-        handoff = route.handoff
-        ticket.booking = pool.book(
-            route.columns[0],
-            route.uncached_tokens,
-            ticket.id,
-            demand.output_tokens if demand else 0,
-            cached_tokens=0 if handoff else route.cached_tokens,
-            prefills=handoff is None,
-            now=None if handoff else now,
-        )
-        if handoff is not None:
-            ticket.prefill = pool.book(
-                handoff.column, handoff.uncached_tokens, f"{ticket.id}-prefill"
-            )
-            self._credit(ticket, ticket.prefill.worker)
-        ticket.served.router.note(route, now)
-        self._credit(ticket, ticket.booking.worker)
-        self.leases.placed(ticket)
-        ticket.decision = self._decision(ticket, route, now)
-        if route.watched is not None:
-            ticket.watched_pick = pool.worker_at(route.watched.columns[0]).address
-
-    def _decision(self, ticket: Ticket, route: Route, now: float) -> Decision:
-        demand, pool, profile = ticket.demand, ticket.served.pool, ticket.profile
-        lane = demand.lane if demand else ""
-        priority = pool.policy.engine_priority.get(lane) if profile.editable else None
-        return Decision(
-            id=ticket.id,
-            endpoints=tuple([pool.worker_at(column).address for column in route.columns]),
-            cached_tokens=route.cached_tokens,
-            prompt_tokens=route.prompt_tokens,
-            queue_wait_s=now - ticket.arrived_at,
-            lane=lane,
-            degraded=tuple(ticket.steps),
-            max_output_tokens=ticket.cap_tokens,
-            model=profile.model if ticket.changed_model else None,
-            cache_salt=profile.cache_salt if profile.isolated else None,
-            engine_priority=priority,
-            prefiller=pool.worker_at(route.handoff.column).address if route.handoff else "",
-        )
-
-    def _credit(self, ticket: Ticket, worker: Worker) -> None:
-        for prompt in ticket.prompts:
-            ticket.served.pool.credit(worker, prompt.keys, by_text=prompt.by_text)
-
-    def _rebook(self, ticket: Ticket, served_by: str | None, now: float) -> None:
-        booking = ticket.booking
-        if booking is None or served_by is None or served_by == booking.worker.address:
-            return
-        pool = ticket.served.pool
-        worker = pool.workers.get(served_by)
-        if worker is None:
-            return
-        self.leases.forget(ticket)
-        pool.release(booking)
-        ticket.booking = pool.book(worker.column, 0, ticket.id, booking.output_tokens, now=now)
-        self._credit(ticket, worker)
-        if ticket.lease is not None and not ticket.lease.released:
-            self.leases.placed(ticket)
 
     # -- ends ---------------------------------------------------------------------------
 
@@ -648,10 +542,6 @@ class Scheduler:
 
     def _budget_s(self, ticket: Ticket) -> float | None:
         return ticket.demand.ttft_budget_s if ticket.demand else None
-
-    def _lane_budget_s(self, name: str) -> float | None:
-        lane = self.admission.lanes.get(name)
-        return lane.ttft_budget_s if lane else None
 
 
 def _without_admission(policy: Policy, name: str) -> object:
