@@ -14,12 +14,14 @@ TRACES ?=
 BENCH_MODULES := hot-path routing-cost queue-costs overhead digest-build middleware
 BENCHES := $(BENCH_MODULES) overload compare failures simulate validate \
   $(if $(TRACES),overload-sweep compare-traces routing-sweep)
+# Tests that start Envoy, schedulers and workers, and mostly wait for them.
+SYSTEM_TESTS := tests/e2e tests/envoy tests/fidelity tests/up
 PROTOS := $(wildcard proto/kvgate/v1/*.proto)
 # The pure core: everything that decides, branch coverage 100%.
 CORE := extproc/errors.py,extproc/policy/*,extproc/decision/*,extproc/scheduler.py,extproc/stream.py,extproc/replies.py,extproc/request/*,extproc/tokens/*,extproc/cache/*,extproc/fleet/*,extproc/admission/*,extproc/routing/*
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint types unit vllm test-vllm test-bench bench bench-smoke bench-load bench-overload bench-compare bench-simulate proto proto-check envoy docs lock clean
+.PHONY: help run test check lint types unit unit-systems unit-rest vllm test-vllm test-bench bench bench-smoke bench-load bench-overload bench-compare bench-simulate proto proto-check envoy docs lock clean
 .PHONY: bench-report bench-validate bench-overload-sweep bench-failures bench-compare-traces bench-routing-sweep $(addprefix bench-,$(BENCH_MODULES))
 
 help: ## Show this list
@@ -48,10 +50,18 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-unit: $(READY) ## Tests with coverage gates
-	$(BIN)/coverage run -m pytest -m "not bench"
+unit: $(READY) ## Tests with coverage gates: whole systems on one core, the rest on the other
+	@rm -f .coverage .coverage.*
+	@$(MAKE) --no-print-directory -j2 --output-sync=target unit-systems unit-rest
+	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='$(CORE)' --fail-under=99
 	$(BIN)/coverage report --fail-under=90
+
+unit-systems: $(READY)
+	$(BIN)/coverage run -p -m pytest -m "not bench" $(SYSTEM_TESTS)
+
+unit-rest: $(READY)
+	$(BIN)/coverage run -p -m pytest -m "not bench" $(SYSTEM_TESTS:%=--ignore=%)
 
 $(VLLM_READY): requirements-vllm-cpu.lock pyproject.toml | $(READY)
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)

@@ -129,7 +129,7 @@ def engine_commands(
     """Command line of each simulated worker's process."""
     for number, engine in enumerate(all_engines):
         yield _python(
-            "workers.simulator",
+            "workers.simulator --cache-segments",
             model_dir=model_dir,
             model_name=MODEL,
             host=HOST,

@@ -12,7 +12,7 @@ def weights(**by_tenant: float) -> list[dict[str, object]]:
 
 
 class TestFairness:
-    @pytest.mark.parametrize(("weight_a", "weight_b"), [(1, 1), (3, 1), (1, 3)])
+    @pytest.mark.parametrize(("weight_a", "weight_b"), [(1, 1), (3, 1)])
     def test_shares_of_work_follow_weights_whatever_the_sizes(
         self, weight_a: float, weight_b: float
     ) -> None:

@@ -87,8 +87,11 @@ async def heard(subject: Subject) -> AsyncIterator[Heard]:
     heard = Heard(subject)
     async with heard.socket:
         async with asyncio.timeout(20):
-            while not heard.of(Hello):
+            # What it has to tell makes an engine look for the socket at once.
+            while not heard.of(Hello) or heard.socket.in_flight:
+                await subject.post(COMPLETIONS, {"model": MODEL, "prompt": "x", "max_tokens": 1})
                 await asyncio.sleep(0.05)
+        heard.events.clear()
         yield heard
 
 

@@ -62,6 +62,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_false",
         help="send headers at once, as plain vLLM does",
     )
+    add(
+        "--cache-segments",
+        action="store_true",
+        help="tokenise segment by segment, as kvgate does: less CPU in load tests",
+    )
     return parser
 
 

@@ -2,7 +2,8 @@
 
 This is deliberately not the gateway's path. The gateway tokenises by segment and reads
 bodies with its own code; if the two disagree, the cache shows it. Only the chat template
-is shared, through :mod:`extproc.tokens`.
+is shared, through :mod:`extproc.tokens`. Benchmarks, where eight engines share two cores, may
+ask for segments here too (:class:`SegmentPrompter`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from extproc.tokens.cache import ByteBoundedLru
 from extproc.tokens.messages import normalise_messages, normalise_tools
 from extproc.tokens.template import ChatTemplate, TemplateFailure
+from extproc.tokens.tokenizer import SegmentTokenizer
 from workers.simulator.errors import ApiError, malformed
 
 Json = dict[str, Any]
+
+_SEGMENT_CACHE_BYTES = 32 << 20
 
 _PART_KINDS = frozenset(
     ("text", "input_text", "output_text", "refusal", "thinking", "tool_use", "tool_result",
@@ -89,6 +94,30 @@ class Prompter:
             raise malformed("token ids must not be negative", "prompt.0")
         if any(token >= size for token in ids):
             raise ApiError(400, f"token ids must be below the vocabulary size {size}")
+        return ids
+
+
+class SegmentPrompter(Prompter):
+    """The same ids at a small part of the cost, for text that comes again."""
+
+    def __init__(self, model_dir: Path) -> None:
+        super().__init__(model_dir)
+        self._segments = SegmentTokenizer.load(model_dir)
+        self._known: ByteBoundedLru[str, list[int]] = ByteBoundedLru(_SEGMENT_CACHE_BYTES)
+
+    def text(self, text: str, special: bool = True) -> list[int]:
+        """Ids of plain text; texts that specials wrap are taken whole."""
+        if special:
+            return super().text(text, special)
+        return [number for piece in self._segments.split(text) for number in self._ids(piece)]
+
+    def _ids(self, piece: str) -> list[int]:
+        ids = self._known.get(piece)
+        if ids is None:
+            known = self._segments.special_ids.get(piece)
+            found = self._segments.encode_quickly([piece])[0] if known is None else known
+            ids = found.tolist()
+            self._known.put(piece, ids, len(piece) + 8 * len(ids))
         return ids
 
 

@@ -24,7 +24,7 @@ from workers.simulator.loop import EngineLoop
 from workers.simulator.metrics import EngineMetrics
 from workers.simulator.other_dialects import MessagesDialect, ResponsesDialect
 from workers.simulator.pages import Pages
-from workers.simulator.prompt import Prompter
+from workers.simulator.prompt import Prompter, SegmentPrompter
 from workers.simulator.settings import SimulatorSettings
 from workers.simulator.speaker import Speaker
 from workers.simulator.telling import RequestTeller
@@ -47,7 +47,8 @@ class Simulator:
         self.settings = settings
         self.engine = Engine(settings.engine_config())
         self.publisher = _publisher(settings)
-        self._prompter = Prompter(settings.model_dir)
+        prompter = SegmentPrompter if settings.cache_segments else Prompter
+        self._prompter = prompter(settings.model_dir)
         self._metrics = EngineMetrics(self.engine, settings.model_name, settings.adapters)
         self._teller = RequestTeller(settings.socket) if settings.socket else None
         self._runner: web.AppRunner | None = None

@@ -22,6 +22,7 @@ class SimulatorSettings:
         speedup: divides all step times.
         hold_headers: send response headers with the first chunk, as kvgate's middleware
             does; False sends them at once, as plain vLLM does.
+        cache_segments: tokenise as kvgate does, segment by segment, for load tests.
         stream_interval: tokens in a streamed chunk after the first.
         max_queued: requests running and waiting before a 503; None for no limit.
         seed: seed of the block hashes; workers with different seeds share no hash.
@@ -45,6 +46,7 @@ class SimulatorSettings:
     max_model_len: int = 32768
     speedup: float = 1.0
     hold_headers: bool = True
+    cache_segments: bool = False
     stream_interval: int = 1
     max_queued: int | None = None
     seed: int = 0

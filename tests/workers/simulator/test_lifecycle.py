@@ -265,11 +265,11 @@ async def test_the_command_exits_0_on_sigterm_and_3_on_bad_settings(
 def test_flags_become_settings() -> None:
     flags = "--model-dir d --model-name m --adapter a --adapter b --port 1 --kv-events-port 2 "
     flags += "--no-hold-headers --speedup 2 --timing peers-mock --max-queued 5 --socket s "
-    flags += "--stream-interval 4"
+    flags += "--stream-interval 4 --cache-segments"
     settings = parse(flags.split())
     assert settings == SimulatorSettings(
         Path("d"), "m", ("a", "b"), port=1, kv_events_port=2, hold_headers=False, speedup=2.0,
-        timing=PEERS_MOCK, max_queued=5, socket=Path("s"), stream_interval=4,
+        timing=PEERS_MOCK, max_queued=5, socket=Path("s"), stream_interval=4, cache_segments=True,
     )  # fmt: skip
     assert settings.engine_config().timing.speedup == 2.0
     assert settings.engine_config().record_events

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from workers.simulator.errors import ApiError
 from workers.simulator.model import SPECIAL_TOKENS, VOCAB_SIZE, make_model_dir
-from workers.simulator.prompt import Prompter, anthropic_to_chat, responses_to_chat
+from workers.simulator.prompt import Prompter, SegmentPrompter, anthropic_to_chat, responses_to_chat
 from workers.simulator.speaker import Speaker
 
 from .client import Json
@@ -22,8 +22,24 @@ def prompter(model_dir: Path) -> Prompter:
 
 
 @pytest.fixture(scope="module")
+def segment_prompter(model_dir: Path) -> SegmentPrompter:
+    return SegmentPrompter(model_dir)
+
+
+@pytest.fixture(scope="module")
 def speaker(prompter: Prompter) -> Speaker:
     return Speaker(prompter.tokenizer)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text()), min_size=1))
+def test_tokenising_by_segment_gives_the_same_ids(
+    prompter: Prompter, segment_prompter: SegmentPrompter, turns: list[tuple[str, str]]
+) -> None:
+    body = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    for _ in range(2):
+        assert segment_prompter.chat(body) == prompter.chat(body)
+    for _, text in turns:
+        assert segment_prompter.text(text) == prompter.text(text)
 
 
 def test_a_complete_model_directory_is_left_alone(model_dir: Path) -> None:
