@@ -52,7 +52,7 @@ types: $(READY)
 
 unit: $(READY) ## Tests with coverage gates: whole systems on one core, the rest on the other
 	@rm -f .coverage .coverage.*
-	@$(MAKE) --no-print-directory -j2 --output-sync=target unit-systems unit-rest
+	@$(MAKE) --no-print-directory -j2 --output-sync=line unit-systems unit-rest
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='$(CORE)' --fail-under=99
 	$(BIN)/coverage report --fail-under=90
