@@ -43,11 +43,26 @@ class ScriptedGate:
         self.claims += 1
 
 
-def lane_of_one() -> Lane:
+def lane_of_one(comebacks: int = 0) -> Lane:
     lane = Lane(LanePolicy(name="online"), quantum_tokens=10)
     demand = Demand("1", MODEL, MODEL, "", "t", "c", "online", 1.0, 5, 1, arrived_at=0.0)
+    demand.comebacks = comebacks
     lane.add(demand, 0.0)
     return lane
+
+
+class TestReturned:
+    def test_who_came_back_and_is_too_large_for_now_is_kept_room(self) -> None:
+        lane = lane_of_one(comebacks=1)
+        gate = ScriptedGate(Verdict.LATER, Verdict.NO)
+        assert lane.candidate(gate) is None
+        assert gate.claims == 1
+        assert lane.candidate(ScriptedGate(Verdict.RUN)) is not None
+
+    def test_nobody_is_looked_at_where_nobody_can_run(self) -> None:
+        gate = ScriptedGate(Verdict.NOBODY)
+        assert lane_of_one(comebacks=1).candidate(gate) is None
+        assert gate.verdicts == []
 
 
 class TestHolders:
