@@ -66,14 +66,16 @@ async def hold(
     """
     rng = random.Random(f"{seed} held")
     agent = Agent(worker, _AT_ONCE, 0, rng)
+    # Made before the agent speaks: it lives in this event loop and must not fall silent.
+    first, held = _bodies(_AT_ONCE, rng), _bodies(requests, rng)
     async with connected([agent], f"{HOST}:{scheduler.control_port}"):
         connections = [await Connection.open(port) for _ in range(requests)]
-        await _send_all(connections[:_AT_ONCE], rng)
+        await _send_all(connections[:_AT_ONCE], first)
         agent.tell(_AT_ONCE)
         await _until(scheduler, "kvgate_worker_foreign_requests", _AT_ONCE)
         before_bytes = scheduler.resident_bytes()
         began = time.monotonic()
-        answers = asyncio.create_task(_send_all(connections, rng))
+        answers = asyncio.create_task(_send_all(connections, held))
         await _until(scheduler, "kvgate_queued_requests", requests)
         hold_s = time.monotonic() - began
         await asyncio.sleep(_SETTLE_S)
@@ -101,9 +103,12 @@ async def hold(
     }
 
 
-async def _send_all(connections: list[Connection], rng: random.Random) -> int:
+def _bodies(count: int, rng: random.Random) -> list[bytes]:
+    return [Chat(rng, text(rng, SMALL_BYTES), 3).next_turn() for _ in range(count)]
+
+
+async def _send_all(connections: list[Connection], bodies: list[bytes]) -> int:
     """One small request on each; how many were answered 200."""
-    bodies = [Chat(rng, text(rng, SMALL_BYTES), 3).next_turn() for _ in connections]
     sent = (each.send(body) for each, body in zip(connections, bodies, strict=True))
     results = await asyncio.gather(*sent, return_exceptions=True)
     return sum(result is None for result in results)

@@ -90,9 +90,10 @@ def _overload(result: Json) -> Iterator[str]:
     if ratio is None or factor is None:
         return
     told = [
-        f"{name}: {markdown.figure(good)} good answers/s, TTFT p99 {markdown.figure(p99)} s"
-        for (name,), figures in find(result, "arms[].figures")
-        for good, p99 in [(number(figures, "goodput_per_s"), number(figures, "ttft_s.p99"))]
+        f"{name}: {markdown.figure(good)} good answers/s, online TTFT p99 {markdown.figure(p99)} s"
+        for (name,), arm in find(result, "arms[]")
+        for good in [number(arm, "figures.goodput_per_s")]
+        for p99 in [number(arm, "lanes.online.ttft_s.p99")]
     ]
     arms = "; ".join(told)
     yield f"At {factor:g} times the sustainable rate, {arms}: {ratio:.1f} times the goodput."
