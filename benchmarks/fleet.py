@@ -89,11 +89,16 @@ def _snapshot(served: ServedModel, keys: Keys) -> Snapshot:
     pool = served.pool.policy
     digest = BlockDigest(pool.digest.capacity_blocks, pool.digest.error_rate)
     digest.add_keys(keys)
+    return snapshot_of(digest, pool.block_size_tokens, sequence=1)
+
+
+def snapshot_of(digest: BlockDigest, block_size_tokens: int, sequence: int) -> Snapshot:
+    """A whole digest as an agent would send it, of an engine's first life."""
     return Snapshot(
         version=WIRE_VERSION,
         epoch=1,
-        sequence=1,
-        block_size_tokens=pool.block_size_tokens,
+        sequence=sequence,
+        block_size_tokens=block_size_tokens,
         capacity=digest.shape.capacity,
         error_rate=digest.shape.error_rate,
         num_slices=digest.shape.num_slices,

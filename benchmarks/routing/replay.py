@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.fleet import snapshot_of
 from benchmarks.report import percentile
 from benchmarks.routing.displacement import DisplacingRouter, Regret
 from benchmarks.routing.requests import BLOCK_TOKENS, BlockCache, Request
-from extproc.cache.digest import HASH_NAME, WIRE_VERSION, BlockDigest
-from extproc.cache.feed import Snapshot
+from extproc.cache.digest import BlockDigest
 from extproc.fleet.pool import Pool
 from extproc.fleet.worker import Booking, Introduction, LoadReport, Worker, WorkerState
 from extproc.policy import PoolPolicy, ReportPolicy
@@ -30,7 +30,6 @@ from extproc.tokens.keyer import PromptKeys
 
 _REPORT_S = 1.0
 _TICK_S = 0.25
-_EPOCH = 1
 
 
 @dataclass(frozen=True)
@@ -220,20 +219,7 @@ class Replay:
             worker.changed = False
             digest = BlockDigest(policy.capacity_blocks, policy.error_rate)
             digest.add_keys(worker.cache.keys)
-            snapshot = Snapshot(
-                version=WIRE_VERSION,
-                epoch=_EPOCH,
-                sequence=next(self._sequence),
-                block_size_tokens=BLOCK_TOKENS,
-                capacity=digest.shape.capacity,
-                error_rate=digest.shape.error_rate,
-                num_slices=digest.shape.num_slices,
-                bits_per_slice=digest.shape.bits_per_slice,
-                hash_name=HASH_NAME,
-                count=digest.count,
-                bits=digest.packed(),
-                checksum=digest.checksum(),
-            )
+            snapshot = snapshot_of(digest, BLOCK_TOKENS, next(self._sequence))
             self._pool.snapshot(worker.worker, snapshot, now)
 
     def _at(self, when: float, kind: Kind, subject: object) -> None:
