@@ -130,6 +130,9 @@ class Returns:
                 self._drop(place)
                 self.lost += 1
                 self.share -= _PACE * self.share
+        if len(self._ends) > 64 + 2 * len(self._places):
+            self._ends = [entry for entry in self._ends if entry[2].counted]
+            heapq.heapify(self._ends)
 
     def tokens(self, lane: str) -> float:
         """Work that is likely to come back to a lane."""

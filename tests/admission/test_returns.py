@@ -92,6 +92,14 @@ class TestReturns:
             assert returns.promise(demand(number), "online", 1.0, now=0.0) == 1.0
         assert len(returns) == 8_192
 
+    def test_places_taken_up_leave_nothing_behind(self) -> None:
+        returns = Returns()
+        for number in range(1, 1_001):
+            returns.promise(demand(number), "online", 60.0, now=0.0)
+            returns.settle("t", number)
+        returns.expire(now=0.0)
+        assert len(returns._ends) <= 64
+
     def test_a_request_without_a_body_of_its_own_gets_none(self) -> None:
         returns = Returns()
         assert returns.promise(demand(0), "online", 1.0, now=0.0) == 1.0
