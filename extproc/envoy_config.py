@@ -63,6 +63,7 @@ PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 DEFAULT_WORKERS = ("127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003")
 
 MIB = 1024 * 1024
+_NO_LIMIT = 2**31 - 1
 GENERATED = (
     "# Envoy in front of kvgate's scheduler and {workers}; request bodies: {mode}.\n"
     "# Made from typed classes by extproc/envoy_config.py (`kvgate envoy-config`): edit that\n"
@@ -437,7 +438,14 @@ def _processor_cluster(settings: EnvoySettings) -> cluster.Cluster:
     Dead peers are found by TCP keep-alive: gRPC servers answer HTTP/2 pings on silent
     connections with GOAWAY "too_many_pings", which would end every held request.
     """
-    http2 = core.Http2ProtocolOptions(max_concurrent_streams=settings.max_concurrent_requests)
+    http2 = core.Http2ProtocolOptions(
+        max_concurrent_streams=settings.max_concurrent_requests,
+        # By default Envoy ends a connection on which 10,000 frames, or 1,000 resets, wait to be
+        # read: a burst, or clients leaving together, would end every held request. What waits
+        # is bounded by the requests' own buffers, and the scheduler is no stranger.
+        max_outbound_frames=_NO_LIMIT,
+        max_outbound_control_frames=_NO_LIMIT,
+    )
     explicit = upstream.HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=http2)
     return cluster.Cluster(
         name="kvgate",

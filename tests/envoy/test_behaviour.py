@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -14,6 +15,7 @@ from grpc_health.v1 import health_pb2
 
 from extproc.envoy_config import PROCESSOR_SERVICE, BodyMode
 from tests.envoy.rig import rig, serving, until
+from tests.support.envoy import free_ports
 
 BOTH = pytest.mark.parametrize("body_mode", ["full_duplex", "buffered"])
 TWELVE_MB = b"x" * 12_000_000
@@ -208,10 +210,73 @@ class TestHolding:
                 failures = await asyncio.gather(*(_failure(session) for _ in range(1_100)))
             assert Counter(failures) == {None: 1_100}
 
+    async def test_clients_that_leave_together_leave_the_others_alone(self) -> None:
+        leaving = 3_000
+        async with rig(processor_up=False) as path, _slow_reader(path) as reading:
+            path.send_to(0)
+            path.processor.hold_s = 12.0
+            stays = asyncio.create_task(path.post())
+            connector = aiohttp.TCPConnector(limit=0)
+            async with aiohttp.ClientSession(path.envoy.url, connector=connector) as session:
+                leave = [asyncio.create_task(_failure(session)) for _ in range(leaving)]
+                await _active(path, leaving + 1)
+                reading.clear()
+                for each in leave:
+                    each.cancel()
+                await _active(path, 1)
+            reading.set()
+            assert (await stays).status_code == 200
+
 
 async def _failure(session: aiohttp.ClientSession) -> str | None:
     async with session.get("/v1/models") as answer:
         return None if answer.status == 200 else f"{answer.status}: {await answer.text()}"
+
+
+async def _active(path: Any, requests: int) -> None:
+    """Return when Envoy has this many streams to the processor."""
+    name = "cluster.kvgate.upstream_rq_active"
+    async with asyncio.timeout(20.0):
+        while (await path.envoy.stats(name))[name] != requests:
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def _slow_reader(path: Any) -> AsyncIterator[asyncio.Event]:
+    """The processor behind a relay that reads from Envoy only while the event is set."""
+    reading, [port] = asyncio.Event(), free_ports(1)
+    reading.set()
+    pumps: list[asyncio.Task[None]] = []
+
+    async def pump(
+        source: asyncio.StreamReader, target: asyncio.StreamWriter, may_read: asyncio.Event | None
+    ) -> None:
+        try:
+            while True:
+                if may_read is not None:
+                    await may_read.wait()
+                if not (data := await source.read(65_536)):
+                    break
+                target.write(data)
+                await target.drain()
+        finally:
+            target.transport.abort()
+
+    async def relay(envoy: asyncio.StreamReader, to_envoy: asyncio.StreamWriter) -> None:
+        processor, to_processor = await asyncio.open_connection("127.0.0.1", port)
+        pumps.append(asyncio.create_task(pump(envoy, to_processor, reading)))
+        pumps.append(asyncio.create_task(pump(processor, to_envoy, None)))
+
+    async with serving(path.processor, port):
+        listen_port = path.envoy.settings.processor_port
+        server = await asyncio.start_server(relay, "127.0.0.1", listen_port)
+        try:
+            yield reading
+        finally:
+            server.close()
+            for each in pumps:
+                each.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
 
 
 class TestProcessorRestart:
