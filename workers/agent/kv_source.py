@@ -25,8 +25,11 @@ SUB_BACKLOG = 100_000
 """Batches that wait unread at most; vLLM's publisher keeps as many."""
 REPLAY_BACKLOG = 20_000
 """Above the engine's 10,000: a ROUTER drops what its reader has no room for."""
+GATHER_S = 0.02
+"""An engine tells of every step that fills a block. Waiting this long after one takes in the
+next few with it, at a fraction of their cost; digests are told every 0.2 s."""
 BREATHE_EVERY = 16
-"""zmq.asyncio does not yield while data is waiting, so the source does."""
+"""Batches taken in before others in this event loop have their turn."""
 
 _END_OF_REPLAY = b"\xff" * 8
 
@@ -123,6 +126,7 @@ class KvEventSource:
         self, context: zmq.asyncio.Context, sub: zmq.asyncio.Socket
     ) -> AsyncGenerator[Item, None]:
         quiet_polls, polls = 0, math.ceil(self._quiet_s / self._poll_s)
+        plain: zmq.Socket[bytes] = zmq.Socket.shadow(sub)
         while True:
             if self._rewind:
                 yield self._start_over(engine_restarted=False)
@@ -136,19 +140,26 @@ class KvEventSource:
                         yield item
                 continue
             quiet_polls = 0
-            seq, payload = _parse(await sub.recv_multipart())
-            if seq is None:
-                continue
-            batch = decode_batch(payload)
-            if self._is_new_life(seq, batch.ts):
-                yield self._start_over(engine_restarted=True)
-            self._last_live = seq
-            if seq > self._last + 1:
-                async for item in self._replayed(context):
+            await asyncio.sleep(GATHER_S)
+            while not self._rewind and (frames := _waiting(plain)):
+                async for item in self._heard(context, *_parse(frames)):
                     yield item
-            for item in self._accept(seq, batch):
+                await self._breathe()
+
+    async def _heard(
+        self, context: zmq.asyncio.Context, seq: int | None, payload: bytes
+    ) -> AsyncGenerator[Item, None]:
+        if seq is None:
+            return
+        batch = decode_batch(payload)
+        if self._is_new_life(seq, batch.ts):
+            yield self._start_over(engine_restarted=True)
+        self._last_live = seq
+        if seq > self._last + 1:
+            async for item in self._replayed(context):
                 yield item
-            await self._breathe()
+        for item in self._accept(seq, batch):
+            yield item
 
     def _is_new_life(self, seq: int, ts: float | None) -> bool:
         # A live batch may also repeat what replay has told already; only its time differs.
@@ -210,6 +221,14 @@ def _tune(socket: zmq.asyncio.Socket, backlog: int) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
+
+
+def _waiting(socket: zmq.Socket[bytes]) -> list[bytes]:
+    """The next message if it is here already, else nothing."""
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return []
 
 
 def _parse(frames: list[bytes]) -> tuple[int | None, bytes]:

@@ -159,8 +159,7 @@ class SchedulerLink:
 
     def _is_still(self, hello: agent_pb2.Hello) -> bool:
         # Adapters come and go in loads.
-        now = self._hello()
-        return now is not None and now.models[:1] == hello.models[:1]
+        return list(self._worker.engine.models[:1]) == hello.models[:1]
 
     async def _read(self, call: Any, book: ReportBook) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:
