@@ -327,22 +327,22 @@ class Pool:
         """Ready workers that serve a model or adapter and have room for one request more."""
         return self._among(self.table.has_slot(), name)
 
-    def has_room(self, name: str | None, new_kv_tokens: int) -> Bools:
+    def has_room(self, name: str | None, new_kv_tokens: int, over_slots: int = 0) -> Bools:
         """Ready workers that serve a model or adapter and can start this request at once.
 
         Beyond a slot that takes an engine queue of at most ``max_engine_queue``, free KV blocks
         for ``new_kv_tokens`` and at most ``max_prefill_s`` of prefill before it, as far as any
         of it is known.
         """
-        return self._among(self._room(self._kv_blocks(new_kv_tokens)), name)
+        return self._among(self._room(self._kv_blocks(new_kv_tokens), over_slots), name)
 
     def has_any_room(self) -> bool:
         """Whether some worker could start a small request at once."""
         return bool(self._room(1).any())
 
-    def _room(self, kv_blocks: int) -> Bools:
+    def _room(self, kv_blocks: int, over_slots: int = 0) -> Bools:
         table = self.table
-        room = table.has_room(self.policy.routing.max_engine_queue, kv_blocks)
+        room = table.has_room(self.policy.routing.max_engine_queue, kv_blocks, over_slots)
         longest_s = self.policy.admission.max_prefill_s
         if longest_s is not None:
             room &= ~(table.pending_prefill_tokens > longest_s * table.prefill_tokens_per_s)

@@ -148,8 +148,10 @@ class WorkerTable:
         """Usable workers with room for one request more."""
         return self.usable() & (self.running() < self.slots)
 
-    def has_room(self, max_engine_queue: int, kv_blocks: int) -> Bools:
+    def has_room(self, max_engine_queue: int, kv_blocks: int, over_slots: int = 0) -> Bools:
         """Workers with a slot, a short engine queue and so many free KV blocks.
+
+        ``over_slots`` requests more than its slots may be on a worker.
 
         An idle worker always fits: the engine alone knows what to do with a request that is
         larger than all its memory.
@@ -158,7 +160,7 @@ class WorkerTable:
         fits = self.kv_free_blocks - self.kv_booked_blocks >= kv_blocks
         fits &= self.engine_queue <= max_engine_queue
         fits |= running == 0
-        fits &= running < self.slots
+        fits &= running < self.slots + over_slots
         fits &= self.usable()
         return fits
 

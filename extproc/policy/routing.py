@@ -29,6 +29,7 @@ Term = Literal[
     "uncached",
     "pending_prefill",
     "running",
+    "over_slots",
     "queued_tokens",
     "recent_work",
     "slow_prefill",
@@ -156,6 +157,9 @@ class RoutingPolicy(Section):
     """Slots of a worker that does not report how many sequences it runs."""
     max_engine_queue: NonNegativeInt = 4
     """Requests that may wait inside an engine; beyond it they wait here, where order is kept."""
+    max_over_slots: NonNegativeInt = 2
+    """Requests beyond its slots that a worker may be sent while another has room, because it
+    holds so much of their prompts. Only with a weight for `over_slots`, their cost."""
     suspect_s: NonNegativeFloat = 2.0
     """A worker that Envoy had to retry away from is a last resort for this long."""
     zone: str = ""

@@ -27,6 +27,7 @@ PROFILES: dict[Profile, ProfileSpec] = {
             "uncached": 4.0,
             "pending_prefill": 1.0,
             "running": 160.0,
+            "over_slots": 2_000.0,
             "recent_work": 0.05,
             "slow_prefill": 1.0,
             "kv_pressure": 2_000.0,

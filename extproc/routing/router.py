@@ -147,12 +147,10 @@ class Router:
         request = self._candidates(asked, usable, predicted, total, places, now)
         terms = self._terms(request)
         cost = sum(terms.values(), start=np.zeros(len(predicted)))
-        first = self._allowed(asked, usable, total - int(best))
         avoided = self._avoided(total - predicted, now)
         if avoided is not None:
             cost[avoided] += _LAST_RESORT_COST
-            sound = first & ~avoided
-            first = sound if sound.any() else first
+        first = self._allowed(asked, usable, avoided, total - int(best))
         if asked.needs_slot and self._uses_cache:
             first = self._narrowed(first, request, predicted, best, before, hot_key, now)
         columns = self._picker.pick(cost, first, usable, self._policy.endpoints)
@@ -227,16 +225,26 @@ class Router:
         tokens = best / float(self._pool.table.cache_credit[column])
         return best, math.ceil(tokens / self._pool.policy.block_size_tokens)
 
-    def _allowed(self, asked: Asked, usable: Bools, uncached_tokens: int) -> Bools:
-        """Who may lead: workers with room, else with a slot, else anybody usable."""
+    def _allowed(
+        self, asked: Asked, usable: Bools, avoided: Bools | None, uncached_tokens: int
+    ) -> Bools:
+        """Who may lead: workers with room, else with a slot, else anybody usable.
+
+        Of each kind those that are not avoided, if there are any. While one of these has room,
+        others may be a little over their slots: the costs tell whether that pays.
+        """
         if not asked.needs_slot:
-            return usable
-        room = self._pool.has_room(asked.model, uncached_tokens + asked.output_tokens)
-        if asked.subset is not None:
-            room = room & usable
+            return _sound(usable, avoided)
+        pool, kv_tokens = self._pool, uncached_tokens + asked.output_tokens
+        room = usable & pool.has_room(asked.model, kv_tokens)
         if not room.any():
-            room = usable & self._pool.has_slot(asked.model)
-        return room if room.any() else usable
+            room = usable & pool.has_slot(asked.model)
+            return _sound(room if room.any() else usable, avoided)
+        sound = _sound(room, avoided)
+        over = self._policy.max_over_slots if "over_slots" in self._weights else 0
+        if not over or (sound is room and avoided is not None):
+            return sound
+        return _sound(usable & pool.has_room(asked.model, kv_tokens, over), avoided)
 
     def _places(
         self, keys: Keys | None, before: Placement | None, session: int | None, adapter: str
@@ -334,3 +342,11 @@ class Router:
         long = uncached >= self._policy.health.cool_down_min_tokens
         avoided: Bools = table.last_resort(now) | (long & (table.cooling_until > now))
         return avoided
+
+
+def _sound(workers: Bools, avoided: Bools | None) -> Bools:
+    """Those that are not avoided; the same array if nobody is, or everybody."""
+    if avoided is None:
+        return workers
+    sound = workers & ~avoided
+    return sound if sound.any() else workers

@@ -82,6 +82,12 @@ def running(request: Candidates) -> Floats | Ints:
     return request.running
 
 
+def over_slots(request: Candidates) -> Ints:
+    """Requests that the worker must end before this one may start; unit: requests."""
+    over: Ints = np.maximum(request.table.running() + 1 - request.table.slots, 0)
+    return over
+
+
 def queued_tokens(request: Candidates) -> Floats | Ints:
     """Prompt tokens to compute and output tokens to generate that we have there."""
     return request.pending_prefill + request.table.output_tokens
@@ -200,6 +206,7 @@ TERMS: dict[Term, Callable[[Candidates], Floats | Ints | None]] = {
     "uncached": uncached,
     "pending_prefill": pending_prefill,
     "running": running,
+    "over_slots": over_slots,
     "queued_tokens": queued_tokens,
     "recent_work": recent_work,
     "slow_prefill": slow_prefill,

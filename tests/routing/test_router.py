@@ -121,6 +121,58 @@ class TestSlots:
         assert len(columns) == len(set(columns)) == length
 
 
+LONG = text_blocks(3, 1_000)
+"""4,001 tokens: computing them again costs more than waiting for a slot or two."""
+
+
+class TestOverSlots:
+    def full(self, workers: int = 2, over: int = 0, **routing: object) -> Pool:
+        """A has the long prompt and all its slots taken, and ``over`` requests more."""
+        some = joined(workers, slots=4, routing=routing)
+        warm(some, 0, LONG)
+        warm(some, 0, X)
+        for _ in range(4 + over):
+            some.book(0, 0, "lease")
+        return some
+
+    def test_a_full_worker_leads_for_much_that_it_holds(self) -> None:
+        some = self.full()
+        assert routed(some, LONG).columns[0] == 0
+        assert routed(some, X).columns[0] == 1
+
+    def test_each_request_more_costs_more(self) -> None:
+        prompt = LONG[: 500 * BLOCK]
+        assert routed(self.full(over=0), prompt).columns[0] == 0
+        assert routed(self.full(over=1), prompt).columns[0] == 0
+        dear = {"weights": {"over_slots": 4_000.0}}
+        assert routed(self.full(over=0, **dear), prompt).columns[0] == 0
+        assert routed(self.full(over=1, **dear), prompt).columns[0] == 1
+
+    @pytest.mark.parametrize(
+        ("most", "over", "leads"), [(0, 0, 1), (1, 0, 0), (1, 1, 1), (2, 1, 0)]
+    )
+    def test_there_is_a_bound(self, most: int, over: int, leads: int) -> None:
+        assert routed(self.full(over=over, max_over_slots=most), LONG).columns[0] == leads
+
+    def test_admission_counts_slots_as_ever(self) -> None:
+        """Somebody must have room: who waits for a slot waits here, where order is kept."""
+        assert not self.full(workers=1).has_room(None, 1).any()
+
+    def test_a_suspect_holder_does_not_lead(self) -> None:
+        some = self.full(workers=3)
+        some.suspect(some.worker_at(0), now=0.0)
+        assert routed(some, LONG).columns[0] in (1, 2)
+
+    def test_a_suspect_with_room_comes_before_sound_ones_over_their_slots(self) -> None:
+        some = self.full()
+        some.suspect(some.worker_at(1), now=0.0)
+        assert routed(some, LONG).columns[0] == 1
+
+    @pytest.mark.parametrize("profile", ["linear", "finish", "least_requests", "health"])
+    def test_profiles_without_the_term_keep_to_slots(self, profile: str) -> None:
+        assert routed(self.full(profile=profile), LONG).columns[0] == 1
+
+
 class TestLastResort:
     def silent_a(self) -> Pool:
         """A reported idle and fell silent; B and C report medium load."""

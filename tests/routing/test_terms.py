@@ -69,6 +69,11 @@ def test_the_plain_terms_are_their_signals() -> None:
     assert cost("prefix_locality") == [0, -50, -100]
 
 
+def test_over_slots_counts_who_must_end_first() -> None:
+    workers = table(in_flight=[8, 6, 12], foreign=[1, 4, 0])
+    assert cost("over_slots", workers) == [0, 1, 3]
+
+
 def test_the_linear_profiles_terms_are_shares() -> None:
     assert cost("load") == [0, 0.1, 0.5]
     assert cost("miss_share") == [1, 0.5, 0]
