@@ -18,7 +18,7 @@ class DigestPolicy(Section):
     """False-positive rate at capacity."""
     snapshot_interval_s: PositiveFloat = 30.0
     """A whole digest at least this often; deltas in between."""
-    delta_interval_s: PositiveFloat = 0.2
+    delta_interval_s: PositiveFloat = 0.5
     """New keys are sent at most this often."""
     max_age_s: PositiveFloat = 90.0
     """An older digest gives no cache credit."""

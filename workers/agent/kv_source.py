@@ -27,7 +27,7 @@ REPLAY_BACKLOG = 20_000
 """Above the engine's 10,000: a ROUTER drops what its reader has no room for."""
 GATHER_S = 0.02
 """An engine tells of every step that fills a block. Waiting this long after one takes in the
-next few with it, at a fraction of their cost; digests are told every 0.2 s."""
+next few with it, at a fraction of their cost; digests are told less often anyway."""
 BREATHE_EVERY = 16
 """Batches taken in before others in this event loop have their turn."""
 
