@@ -358,6 +358,11 @@ class Scheduler:
 
     # -- time and change ----------------------------------------------------------------
 
+    def excuse(self, seconds: float) -> None:
+        """This process did not read for so long: reports that came meanwhile lie unread."""
+        for served in self.models.values():
+            served.pool.excuse(seconds)
+
     def tick(self, now: float) -> list[Ticket]:
         """What time alone changes: expiry, promotion, lost workers, silent leases."""
         for served in self.models.values():

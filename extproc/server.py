@@ -44,6 +44,8 @@ logger = logging.getLogger("kvgate.server")
 
 TICK_S = 0.05
 """Pace of expiry and ageing; events (release, report, arrival) dispatch at once."""
+_DEAF_S = 0.5
+"""An event loop that is late by more than this has left reports unread."""
 
 _MAX_REPORT_BYTES = 32 * 1024 * 1024
 """A snapshot of the largest digest takes 20 MB."""
@@ -212,7 +214,10 @@ class SchedulerServer:
             due = self._clock() + TICK_S
             await asyncio.sleep(TICK_S)
             now = self._clock()
-            self.metrics.loop_lag_s.observe(max(0.0, now - due))
+            lag_s = max(0.0, now - due)
+            self.metrics.loop_lag_s.observe(lag_s)
+            if lag_s > _DEAF_S:
+                self.scheduler.excuse(lag_s)
             self._desk.wake(self.scheduler.tick(now))
             if self._state not in ("ready", "shutting down"):
                 await self._look_for_workers(now)

@@ -401,6 +401,12 @@ class Pool:
         """The worker of a column."""
         return self._by_column[column]
 
+    def excuse(self, seconds: float) -> None:
+        """Nobody was listened to for so long: no worker's silence counts in that time."""
+        for worker in self.workers.values():
+            worker.reported_at += seconds
+        self.table.fresh_until += seconds
+
     def tick(self, now: float) -> list[Worker]:
         """Age what time ages; returns the workers that left the pool."""
         lost = [

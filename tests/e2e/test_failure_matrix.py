@@ -206,6 +206,22 @@ async def test_a_stopped_engine_is_down_and_goes_on_where_it_was(system: System)
         )
 
 
+async def test_a_scheduler_that_stood_still_loses_no_worker(system: System) -> None:
+    """What it did not read meanwhile is no silence of theirs."""
+    cached = await plant(system)
+    assert system.scheduler is not None
+    system.scheduler.send_signal(signal.SIGSTOP)
+    try:
+        await asyncio.sleep(LOST_AFTER_S + 1.5)
+    finally:
+        system.scheduler.send_signal(signal.SIGCONT)
+    for _ in range(20):
+        keys = {told["address"]: told["digest"]["keys"] for told in system.fleet()}
+        assert keys.keys() == cached.keys()
+        assert all(keys[address] >= cached[address] for address in cached)
+        await asyncio.sleep(0.1)
+
+
 @pytest.mark.parametrize("fault", ["404", "renamed", "garbage", "slow"])
 async def test_a_metrics_page_of_no_use_leaves_the_worker_ready_and_its_load_unknown(
     system: System, fault: str

@@ -306,6 +306,14 @@ class TestTicks:
         with pytest.raises(KeyError):
             some.worker_at(silent.column)
 
+    def test_silence_while_nobody_listened_does_not_count(self) -> None:
+        some = pool(ReportPolicy(stale_after_s=3.0, lost_after_s=15.0))
+        worker = join(some, 1)
+        some.excuse(20.0)
+        assert some.tick(35.0) == []
+        assert some.table.fresh_until[worker.column] == 23.0
+        assert some.tick(35.1) == [worker]
+
     def test_workers_that_come_and_go_leave_nothing_behind(self) -> None:
         """MM1."""
         some = pool()
