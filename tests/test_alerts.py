@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,8 +15,10 @@ RULES = ROOT / "docs" / "alerts.yaml"
 
 def promtool(*arguments: str) -> None:
     """From Debian's prometheus; `make promtool` brings it."""
+    program = shutil.which("promtool")
+    assert program, "make promtool"
     done = subprocess.run(
-        ("promtool", *arguments), capture_output=True, text=True, check=False, cwd=ROOT
+        (program, *arguments), capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
