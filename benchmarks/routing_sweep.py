@@ -102,6 +102,9 @@ class Cell:
     variant: Variant
 
 
+_FEW = 1e-3
+
+
 def drawn(draws: int, seed: int) -> dict[str, Variant]:
     """``balanced``, and so many of it with weights and bounds drawn by seed."""
     rng = random.Random(seed)
@@ -116,7 +119,8 @@ def drawn(draws: int, seed: int) -> dict[str, Variant]:
 def score(found: Replayed, first: Replayed) -> float:
     """Gain over the first variant: log of hits, less half the log of mean TTFT, less ten times
     what max/mean work has over 1.05."""
-    hits = math.log(found.hit_ratio / first.hit_ratio)
+    # A trace of a few rows may have no hit at all.
+    hits = math.log(max(found.hit_ratio, _FEW) / max(first.hit_ratio, _FEW))
     waits = math.log(found.ttft_mean_s / first.ttft_mean_s)
     return hits - 0.5 * waits - 10 * max(0.0, found.max_mean_work - 1.05)
 

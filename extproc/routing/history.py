@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+
+import msgspec
 
 from extproc.tokens.blocks import Keys
 
@@ -14,8 +15,7 @@ OSCILLATING = 0.1
 """Share of a conversation's requests that changed its worker, from which it oscillates."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """A conversation's last worker, and how often it changed over how many requests."""
 
     key: int
@@ -58,11 +58,12 @@ class Conversations:
         Args:
             cached_keys: of the prefix that some worker has; that prompt ends within them.
         """
-        for key in reversed(cached_keys[-_LOOKED_BACK_BLOCKS:].tolist()):
-            if key in self._placements:
-                self._placements.move_to_end(key)
-                return self._placements[key]
-        return None
+        latest_first = reversed(cached_keys[-_LOOKED_BACK_BLOCKS:].tolist())
+        key = next(filter(self._placements.__contains__, latest_first), None)
+        if key is None:
+            return None
+        self._placements.move_to_end(key)
+        return self._placements[key]
 
     def place(self, keys: Keys, before: Placement | None, address: str, now: float) -> None:
         """A prompt goes to a worker, continuing ``before`` if that is known."""

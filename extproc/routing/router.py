@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from extproc.errors import NoReadyWorker
 from extproc.fleet.pool import Pool
-from extproc.fleet.table import Bools, Floats, Ints
+from extproc.fleet.table import Bools, Floats, Ints, some
 from extproc.policy import RoutingPolicy, Term
 from extproc.routing import leaders
 from extproc.routing.adapters import AdapterHomes
@@ -34,8 +34,7 @@ _LAST_RESORT_COST = 1e9
 """More than any load, and small enough that ties are still ties: floats have 16 digits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """What a request asks of routing beside its prompts.
 
     Attributes:
@@ -53,8 +52,10 @@ class Asked:
     subset: Collection[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+ANYTHING = Asked()
+
+
+class Route(msgspec.Struct, frozen=True):
     """An ordered choice of workers and what the first is expected to have cached.
 
     Attributes:
@@ -117,7 +118,7 @@ class Router:
             temperature=policy.softmax_temperature,
         )
 
-    def route(self, prompts: Sequence[PromptKeys], now: float, asked: Asked = Asked()) -> Route:
+    def route(self, prompts: Sequence[PromptKeys], now: float, asked: Asked = ANYTHING) -> Route:
         """Choose workers for a request.
 
         The first column has room if any has. Later ones are for Envoy's retries: ready
@@ -237,9 +238,9 @@ class Router:
             return _sound(usable, avoided)
         pool, kv_tokens = self._pool, uncached_tokens + asked.output_tokens
         room = usable & pool.has_room(asked.model, kv_tokens)
-        if not room.any():
+        if not some(room):
             room = usable & pool.has_slot(asked.model)
-            return _sound(room if room.any() else usable, avoided)
+            return _sound(room if some(room) else usable, avoided)
         sound = _sound(room, avoided)
         over = self._policy.max_over_slots if "over_slots" in self._weights else 0
         if not over or (sound is room and avoided is not None):
@@ -349,4 +350,4 @@ def _sound(workers: Bools, avoided: Bools | None) -> Bools:
     if avoided is None:
         return workers
     sound = workers & ~avoided
-    return sound if sound.any() else workers
+    return sound if some(sound) else workers
