@@ -2,17 +2,17 @@
 
     python -m benchmarks.bare_processor PORT DESTINATION
 
-The same server, options and messages as kvgate's, with a destination that never changes: what
-kvgate costs above this is the price of its decisions.
+The same server, event loop, options and messages as kvgate's, with a destination that never
+changes: what kvgate costs above this is the price of its decisions.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from typing import Any
 
 import grpc
+import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from benchmarks.rig import HOST
@@ -61,4 +61,4 @@ async def _serve(port: int, destination: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(int(sys.argv[1]), sys.argv[2]))
+    uvloop.run(_serve(int(sys.argv[1]), sys.argv[2]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
@@ -42,6 +41,8 @@ def serve(
     log_format: Annotated[LogFormat, typer.Option(help="json or text.")] = "json",
 ) -> None:
     """Run the scheduler."""
+    import uvloop
+
     from extproc.server import ServeSettings
     from extproc.server import serve as run
 
@@ -57,7 +58,7 @@ def serve(
         policy_path=policy,
     )
     try:
-        asyncio.run(run(_policy(policy), settings))
+        uvloop.run(run(_policy(policy), settings))
     except KvgateError as error:
         _fail(str(error))
 
