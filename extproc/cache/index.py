@@ -11,7 +11,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from extproc.cache.digest import DigestShape, PackedBits, clear_bits, set_bits, test_bits
+from extproc.cache.digest import (
+    DigestShape,
+    PackedBits,
+    Positions,
+    clear_bits,
+    set_bits,
+    test_bits,
+)
 from extproc.tokens.blocks import Keys
 
 Runs = npt.NDArray[np.int64]
@@ -39,6 +46,7 @@ class _Column:
         "live_bits",
         "older",
         "older_keys",
+        "overlay_bits",
     )
 
     def __init__(self, num_bytes: int) -> None:
@@ -50,6 +58,8 @@ class _Column:
         self.older: list[Keys] = []
         self.current_keys = 0
         self.older_keys = 0
+        self.overlay_bits: PackedBits | None = None
+        """Bits of both generations, once somebody has asked for them."""
 
 
 class PrefixIndex:
@@ -67,6 +77,7 @@ class PrefixIndex:
         self._free: list[int] = []
         self._matrix = np.zeros((shape.num_bits, _FIRST_COLUMNS // 8), dtype=np.uint8)
         self._words = _as_words(self._matrix)
+        self._looked_up: tuple[Keys, Positions] | None = None
 
     @property
     def width(self) -> int:
@@ -76,7 +87,8 @@ class PrefixIndex:
     @property
     def nbytes(self) -> int:
         """Bytes of the matrix and of all columns' own bits."""
-        return self._matrix.nbytes + len(self._columns) * 2 * self.shape.num_bytes
+        overlays = sum(column.overlay_bits is not None for column in self._columns.values())
+        return self._matrix.nbytes + (2 * len(self._columns) + overlays) * self.shape.num_bytes
 
     def add_column(self) -> int:
         """An empty column; the matrix doubles when it is full."""
@@ -107,6 +119,7 @@ class PrefixIndex:
         column.current, column.older = [], []
         column.credited = set()
         column.current_keys = column.older_keys = 0
+        column.overlay_bits = None
         column.digest_bits[:] = 0
         self._replace_live(number, column, np.zeros_like(column.live_bits))
 
@@ -114,8 +127,7 @@ class PrefixIndex:
         """Put a new digest in a column; the overlay stays until it expires."""
         column = self._columns[number]
         column.digest_bits = np.frombuffer(bits, dtype=np.uint8).copy()
-        overlay = self._bits(column.current + column.older)
-        self._replace_live(number, column, column.digest_bits | overlay)
+        self._replace_live(number, column, column.digest_bits | self._overlay_bits(column))
 
     def add_keys(self, number: int, keys: Keys) -> None:
         """Add a delta's keys to the worker's digest."""
@@ -128,27 +140,30 @@ class PrefixIndex:
         """Clear bits of the worker's digest; what the overlay holds stays until it expires."""
         column = self._columns[number]
         clear_bits(column.digest_bits, positions)
-        overlay = column.current + column.older
-        if overlay:
-            positions = positions[~test_bits(self._bits(overlay), positions)]
+        if column.current or column.older:
+            positions = positions[~test_bits(self._overlay_bits(column), positions)]
         clear_bits(column.live_bits, positions)
         self._matrix[positions, number >> 3] &= np.uint8(~(1 << (number & 7)) & 0xFF)
 
     def overlay(self, number: int, keys: Keys) -> None:
         """Credit a worker with keys just routed to it, for one to two generations."""
         column = self._columns[number]
-        fresh = keys[_already(keys, column.credited) :]
-        if not len(fresh):
+        start, end = _already(keys, column.credited), len(keys)
+        if start == end:
             return
-        if column.current_keys + len(fresh) > self.max_overlay_keys // 2:
+        if column.current_keys + end - start > self.max_overlay_keys // 2:
             self._rotate(number, column)
             # The new generation has nothing of this chain yet.
-            fresh = keys[: self.max_overlay_keys // 2]
+            start, end = 0, min(end, self.max_overlay_keys // 2)
+        fresh = keys[start:end]
         column.credited.update(fresh[_CHECKPOINT_BLOCKS - 1 :: _CHECKPOINT_BLOCKS].tolist())
         column.credited.add(int(fresh[-1]))
         column.current.append(fresh)
         column.current_keys += len(fresh)
-        self._set(number, column, self.shape.positions(fresh).reshape(-1))
+        positions = self._positions(keys, start, end).reshape(-1)
+        if column.overlay_bits is not None:
+            set_bits(column.overlay_bits, positions)
+        self._set(number, column, positions)
 
     def age_overlay(self, number: int) -> None:
         """End a generation: keys routed before the previous call lose their credit."""
@@ -171,7 +186,9 @@ class PrefixIndex:
         """
         if not len(keys):
             return np.zeros(self.width, dtype=np.int64)
-        held = self._held(keys[:_FIRST_CHUNK_BLOCKS])
+        positions = self.shape.positions(keys[:_FIRST_CHUNK_BLOCKS])
+        self._looked_up = keys, positions
+        held = self._held(positions)
         np.bitwise_and.accumulate(held, axis=0, out=held)
         runs: Runs = _bits_of(held).sum(axis=0, dtype=np.uint8).astype(np.int64)
         alive, start, size = held[-1], _FIRST_CHUNK_BLOCKS, 2 * _FIRST_CHUNK_BLOCKS
@@ -182,7 +199,7 @@ class PrefixIndex:
             if len(columns) <= _FEW_COLUMNS:
                 self._follow(columns.tolist(), keys[start:], runs)
                 break
-            held = self._held(keys[start : start + size])
+            held = self._held(self.shape.positions(keys[start : start + size]))
             lasting = np.bitwise_and.reduce(held, axis=0) & alive
             if (lasting == alive).all():
                 runs[columns] += len(held)
@@ -195,16 +212,23 @@ class PrefixIndex:
 
     def held(self, keys: Keys, width: int) -> npt.NDArray[np.uint8]:
         """1 for each key that a column holds, shape (keys, width)."""
-        bits = _bits_of(self._held(keys))
+        bits = _bits_of(self._held(self.shape.positions(keys)))
         return np.pad(bits, ((0, 0), (0, width - bits.shape[1])))
 
-    def _held(self, keys: Keys) -> npt.NDArray[np.generic]:
-        """Rows of the keys over all columns, shape (keys, words)."""
-        slices = self.shape.positions(keys).T
+    def _held(self, positions: Positions) -> npt.NDArray[np.generic]:
+        """Rows of the keys at these positions over all columns, shape (keys, words)."""
         held: npt.NDArray[np.generic] = np.bitwise_and.reduce(
-            self._words.take(slices, axis=0), axis=0
+            self._words.take(positions.T, axis=0), axis=0
         )
         return held
+
+    def _positions(self, keys: Keys, start: int, end: int) -> Positions:
+        """Of some of a prompt's keys: most often its lookup has just made them."""
+        if self._looked_up is not None:
+            looked_up, positions = self._looked_up
+            if looked_up is keys and end <= len(positions):
+                return positions[start:end]
+        return self.shape.positions(keys[start:end])
 
     def _follow(self, columns: list[int], keys: Keys, runs: Runs) -> None:
         """Lengthen the runs of a few columns: their own bits fit the CPU's cache."""
@@ -235,9 +259,17 @@ class PrefixIndex:
         column.older_keys, column.current_keys = column.current_keys, 0
         if not ended:
             return
-        still = column.digest_bits | self._bits(column.older)
+        left = self._bits(column.older)
+        if column.overlay_bits is not None:
+            column.overlay_bits = left
+        still = column.digest_bits | left
         gone = self._bits(ended) & ~still & column.live_bits
         self._replace_live(number, column, column.live_bits ^ gone)
+
+    def _overlay_bits(self, column: _Column) -> PackedBits:
+        if column.overlay_bits is None:
+            column.overlay_bits = self._bits(column.current + column.older)
+        return column.overlay_bits
 
     def _bits(self, generation: list[Keys]) -> PackedBits:
         flags = np.zeros(self.shape.num_bytes * 8, dtype=bool)
@@ -274,10 +306,9 @@ def _already(keys: Keys, credited: set[int]) -> int:
     """How many of the first keys are known to be in the generation."""
     if not credited:
         return 0
-    for back, key in enumerate(keys[::-1].tolist()):
-        if key in credited:
-            return len(keys) - back
-    return 0
+    last_first = keys[::-1].tolist()
+    last = next(filter(credited.__contains__, last_first), None)
+    return 0 if last is None else len(keys) - last_first.index(last)
 
 
 def _as_words(matrix: npt.NDArray[np.uint8]) -> npt.NDArray[np.generic]:

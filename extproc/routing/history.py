@@ -58,11 +58,12 @@ class Conversations:
         Args:
             cached_keys: of the prefix that some worker has; that prompt ends within them.
         """
-        for key in reversed(cached_keys[-_LOOKED_BACK_BLOCKS:].tolist()):
-            if key in self._placements:
-                self._placements.move_to_end(key)
-                return self._placements[key]
-        return None
+        latest_first = reversed(cached_keys[-_LOOKED_BACK_BLOCKS:].tolist())
+        key = next(filter(self._placements.__contains__, latest_first), None)
+        if key is None:
+            return None
+        self._placements.move_to_end(key)
+        return self._placements[key]
 
     def place(self, keys: Keys, before: Placement | None, address: str, now: float) -> None:
         """A prompt goes to a worker, continuing ``before`` if that is known."""

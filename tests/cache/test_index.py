@@ -258,6 +258,30 @@ class TestOverlay:
             one.age_overlay(0)
         assert held(one, text(1)) == 6
 
+    @pytest.mark.parametrize("blocks", [1, 6, 10, 50, 250])
+    @pytest.mark.parametrize("max_overlay_keys", [20, 1_000])
+    def test_credit_is_the_same_whether_or_not_the_prompt_was_just_looked_up(
+        self, blocks: int, max_overlay_keys: int
+    ) -> None:
+        """Longer than a lookup's first chunk, and over the overlay's bound, included."""
+        seen, unseen = (PrefixIndex(DigestShape(4_096, 0.001), max_overlay_keys) for _ in range(2))
+        prompt = text(1, blocks)
+        for each in (seen, unseen):
+            each.add_column()
+            each.overlay(0, text(1, 3))
+        seen.longest_runs(prompt)
+        for each in (seen, unseen):
+            each.overlay(0, prompt)
+        assert held(seen, prompt) == held(unseen, prompt) >= min(blocks, max_overlay_keys // 2)
+        assert seen.digest_fill(0) == unseen.digest_fill(0) == 0
+
+    def test_its_own_bits_count_as_memory_once_a_digest_came(self) -> None:
+        one = index(1)
+        one.overlay(0, text(1))
+        before = one.nbytes
+        put(one, 0, text(2))
+        assert one.nbytes == before + one.shape.num_bytes
+
     def test_no_keys_are_no_credit(self) -> None:
         one = index(1)
         one.overlay(0, no_keys())
