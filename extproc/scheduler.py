@@ -33,6 +33,7 @@ from extproc.errors import (
     Refusal,
 )
 from extproc.fleet.pool import Pool
+from extproc.fleet.table import some
 from extproc.fleet.worker import EngineError, Introduction, LoadReport, Outcome, Tier, Worker
 from extproc.policy import Policy
 from extproc.request.profile import Endpoint, RequestProfile
@@ -96,7 +97,7 @@ class Scheduler:
         if profile.endpoint is not Endpoint.PASS:
             raise ModelNotFound("The requested model does not exist.", param="model")
         for candidate in self.models.values():
-            if candidate.pool.table.usable().any():
+            if some(candidate.pool.table.usable()):
                 return candidate
         raise _no_worker()
 
@@ -136,12 +137,12 @@ class Scheduler:
         ticket.steps.extend(steps)
         ticket.renewable = renewable
         pool, model = served.pool, profile.model
-        if not pool.usable(model).any():
+        if not some(pool.usable(model)):
             raise _no_worker()
         if not profile.counted:
             place(ticket, best_route(ticket, self.policy, now, needs_slot=False), self.leases, now)
             return ticket
-        has_slot = bool(pool.has_slot(model).any())
+        has_slot = some(pool.has_slot(model))
         route = best_route(ticket, self.policy, now, needs_slot=has_slot)
         demand = ticket.demand = self._demand(ticket, route.uncached_tokens)
         self._admit(ticket, demand, now)
@@ -271,10 +272,10 @@ class Scheduler:
             NoReadyWorker: nobody could serve it.
         """
         pool = served.pool
-        if not pool.usable(profile.model).any():
+        if not some(pool.usable(profile.model)):
             raise _no_worker()
         ticket = self._ticket(served, profile, prompts, now)
-        needs_slot = bool(pool.has_slot(profile.model).any())
+        needs_slot = some(pool.has_slot(profile.model))
         route = best_route(ticket, self.policy, now, needs_slot=needs_slot)
         served.router.note(route, now)
         credit(ticket, pool.worker_at(route.columns[0]))
@@ -292,7 +293,7 @@ class Scheduler:
         Raises:
             NoReadyWorker: nobody could serve it.
         """
-        if not served.pool.usable(profile.model).any():
+        if not some(served.pool.usable(profile.model)):
             raise _no_worker()
         ticket = self._ticket(served, profile, prompts, now)
         route = best_route(ticket, self.policy, now, needs_slot=False)
@@ -470,7 +471,7 @@ class Scheduler:
     def _run_waiting(self, served: ServedModel, now: float) -> Iterator[Ticket]:
         pool = served.pool
         while self.admission.pools[served.name].queue:
-            if not pool.table.usable().any():
+            if not some(pool.table.usable()):
                 for demand in self.admission.abandon(served.name, now):
                     yield self._refuse(demand.id, _no_worker())
                 return

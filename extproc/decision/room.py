@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from extproc.admission.demand import Demand
 from extproc.fleet.pool import Pool
+from extproc.fleet.table import some
 
 
 class Room:
@@ -24,12 +25,12 @@ class Room:
         kv_tokens = demand.uncached_tokens + demand.output_tokens
         name = demand.name
         if demand.waiting and self._now - demand.entered_at > self._patience_s:
-            return bool(self._pool.has_slot(name).any())
+            return some(self._pool.has_slot(name))
         if kv_tokens <= self._fits.get(name, -1):
             return True
         if kv_tokens >= self._fails.get(name, kv_tokens + 1):
             return False
-        if self._pool.has_room(name, kv_tokens).any():
+        if some(self._pool.has_room(name, kv_tokens)):
             self._fits[name] = kv_tokens
             return True
         self._fails[name] = kv_tokens

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from extproc.admission.demand import Demand, Lease
 from extproc.admission.lateness import Lateness
@@ -44,8 +45,7 @@ class ServedModel:
         return self.pool.policy.model
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """Where a request goes, and why that is expected to be good.
 
     ``endpoints`` is ordered, best first; Envoy's retries walk it. ``degraded`` lists the

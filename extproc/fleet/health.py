@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from extproc.fleet.table import NEVER, Bools, Floats, Ints, WorkerTable
+from extproc.fleet.table import NEVER, Bools, Floats, Ints, WorkerTable, some
 from extproc.fleet.worker import EngineError, LoadReport
 from extproc.policy import HealthPolicy
 
@@ -149,8 +149,8 @@ class Health:
             table.kv_pressure[:] = 0.0
         else:
             table.kv_pressure[:] = _share(mean + trust * (usage - mean) - 0.8, 0.2)
-        self.any_slow = bool((table.slowness > 1.0).any())
-        self.any_pressed = bool(table.kv_pressure.any())
+        self.any_slow = some(table.slowness > 1.0)
+        self.any_pressed = bool(np.count_nonzero(table.kv_pressure))
 
     def stalled(self, now: float) -> Bools:
         """Workers that owe a first token and have shown no progress for too long."""

@@ -20,7 +20,7 @@ from extproc.cache.index import PrefixIndex, joint_runs
 from extproc.errors import DigestError
 from extproc.fleet.calibration import Calibration
 from extproc.fleet.health import Health, error_of
-from extproc.fleet.table import ALWAYS, NEVER, Bools, Floats, WorkerTable
+from extproc.fleet.table import ALWAYS, NEVER, Bools, Floats, WorkerTable, some
 from extproc.fleet.worker import (
     Booking,
     EngineError,
@@ -307,9 +307,9 @@ class Pool:
 
     def prefill_s(self, tokens: int) -> float:
         """Likely time to prefill so many tokens on an idle worker; 0 while no rate is known."""
-        rates = self.table.prefill_tokens_per_s[self.table.present]
-        known = rates[rates > 0]
-        return tokens / float(known.mean()) if len(known) else 0.0
+        rates = self.table.prefill_tokens_per_s
+        known = rates[rates > 0]  # NaN where it is not known, and where nobody is
+        return tokens * len(known) / float(np.add.reduce(known)) if len(known) else 0.0
 
     def is_adapter(self, name: str) -> bool:
         """Whether a name is an adapter's and not one of the base model's own."""
@@ -338,7 +338,7 @@ class Pool:
 
     def has_any_room(self) -> bool:
         """Whether some worker could start a small request at once."""
-        return bool(self._room(1).any())
+        return some(self._room(1))
 
     def _room(self, kv_blocks: int) -> Bools:
         table = self.table

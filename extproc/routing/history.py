@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+
+import msgspec
 
 from extproc.tokens.blocks import Keys
 
@@ -14,8 +15,7 @@ OSCILLATING = 0.1
 """Share of a conversation's requests that changed its worker, from which it oscillates."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """A conversation's last worker, and how often it changed over how many requests."""
 
     key: int

@@ -9,7 +9,7 @@ import random
 
 import numpy as np
 
-from extproc.fleet.table import Bools, Floats, Ints, WorkerTable
+from extproc.fleet.table import Bools, Floats, Ints, WorkerTable, some
 from extproc.policy import AffinityPolicy, ReplicaPolicy, WarmupPolicy
 from extproc.routing.history import Placement
 
@@ -67,13 +67,13 @@ def keeping_to_holders(
     kept = columns[np.argsort(order[columns])][: policy.max_holders]
     narrowed = np.zeros(len(allowed), dtype=bool)
     narrowed[kept] = allowed[kept] & ~loaded[kept]
-    return narrowed if narrowed.any() else allowed
+    return narrowed if some(narrowed) else allowed
 
 
 def newcomers(table: WorkerTable, usable: Bools, policy: WarmupPolicy, now: float) -> Bools | None:
     """Workers that are new among older ones; None if all are alike."""
     new: Bools = usable & (now - table.joined_at < policy.duration_s)
-    return new if new.any() and (usable & ~new).any() else None
+    return new if some(new) and some(usable & ~new) else None
 
 
 def exploring(
@@ -89,7 +89,7 @@ def exploring(
         return allowed
     bound = policy.max_load * max(1.0, float(running[usable].mean()))
     narrowed: Bools = allowed & new & (running < bound)
-    return narrowed if narrowed.any() else allowed
+    return narrowed if some(narrowed) else allowed
 
 
 def discounted(load: Ints, new: Bools, age_s: Floats, policy: WarmupPolicy) -> Floats:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Literal
+
+from msgspec.structs import replace
 
 from extproc.fleet.pool import Pool
 from extproc.routing.router import Asked, Route, Router

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from extproc.errors import NoReadyWorker
 from extproc.fleet.pool import Pool
-from extproc.fleet.table import Bools, Floats, Ints
+from extproc.fleet.table import Bools, Floats, Ints, some
 from extproc.policy import RoutingPolicy, Term
 from extproc.routing import leaders
 from extproc.routing.adapters import AdapterHomes
@@ -34,8 +34,7 @@ _LAST_RESORT_COST = 1e9
 """More than any load, and small enough that ties are still ties: floats have 16 digits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """What a request asks of routing beside its prompts.
 
     Attributes:
@@ -53,8 +52,10 @@ class Asked:
     subset: Collection[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+ANYTHING = Asked()
+
+
+class Route(msgspec.Struct, frozen=True):
     """An ordered choice of workers and what the first is expected to have cached.
 
     Attributes:
@@ -117,7 +118,7 @@ class Router:
             temperature=policy.softmax_temperature,
         )
 
-    def route(self, prompts: Sequence[PromptKeys], now: float, asked: Asked = Asked()) -> Route:
+    def route(self, prompts: Sequence[PromptKeys], now: float, asked: Asked = ANYTHING) -> Route:
         """Choose workers for a request.
 
         The first column has room if any has. Later ones are for Envoy's retries: ready
@@ -152,7 +153,7 @@ class Router:
         if avoided is not None:
             cost[avoided] += _LAST_RESORT_COST
             sound = first & ~avoided
-            first = sound if sound.any() else first
+            first = sound if some(sound) else first
         if asked.needs_slot and self._uses_cache:
             first = self._narrowed(first, request, predicted, best, before, hot_key, now)
         columns = self._picker.pick(cost, first, usable, self._policy.endpoints)
@@ -234,9 +235,9 @@ class Router:
         room = self._pool.has_room(asked.model, uncached_tokens + asked.output_tokens)
         if asked.subset is not None:
             room = room & usable
-        if not room.any():
+        if not some(room):
             room = usable & self._pool.has_slot(asked.model)
-        return room if room.any() else usable
+        return room if some(room) else usable
 
     def _places(
         self, keys: Keys | None, before: Placement | None, session: int | None, adapter: str

@@ -9,8 +9,8 @@ touches arrays.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,8 +21,7 @@ _HASH_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 """The multipliers of splitmix64's finaliser."""
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(msgspec.Struct, frozen=True):
     """Where a request is at home.
 
     Attributes:
@@ -39,8 +38,7 @@ class Places:
     hash_max_load: float = 1.25
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(msgspec.Struct, frozen=True):
     """One request against all workers: what the terms read.
 
     Attributes:

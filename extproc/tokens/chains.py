@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128
 
@@ -15,8 +15,7 @@ ENTRY_OVERHEAD_BYTES = 200
 """Dict entry, digest key and array header of one cached segment or boundary."""
 
 
-@dataclass(frozen=True, slots=True)
-class Boundary:
+class Boundary(msgspec.Struct, frozen=True):
     """The key chain after some segment: keys of all full blocks and the bytes behind them."""
 
     keys: Keys

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from xxhash import xxh3_128_digest
 
@@ -54,8 +55,7 @@ _BOUNDARY_EVERY_BLOCKS = 64
 """Chaining 64 blocks costs about 20 us: closer boundaries would cost more than they save."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptKeys:
+class PromptKeys(msgspec.Struct, frozen=True):
     """Length and reusable block keys of one prompt.
 
     ``exact`` says that ``tokens`` was counted and not estimated; ``keys`` may still cover
@@ -64,7 +64,7 @@ class PromptKeys:
     """
 
     tokens: int
-    keys: Keys = field(default_factory=lambda: NO_KEYS)
+    keys: Keys = msgspec.field(default_factory=lambda: NO_KEYS)
     exact: bool = False
     by_text: bool = False
 
