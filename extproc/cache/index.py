@@ -306,9 +306,12 @@ def _already(keys: Keys, credited: set[int]) -> int:
     """How many of the first keys are known to be in the generation."""
     if not credited:
         return 0
-    last_first = keys[::-1].tolist()
-    last = next(filter(credited.__contains__, last_first), None)
-    return 0 if last is None else len(keys) - last_first.index(last)
+    for end in range(len(keys), 0, -_FIRST_CHUNK_BLOCKS):
+        last_first = keys[max(0, end - _FIRST_CHUNK_BLOCKS) : end][::-1].tolist()
+        last = next(filter(credited.__contains__, last_first), None)
+        if last is not None:
+            return end - last_first.index(last)
+    return 0
 
 
 def _as_words(matrix: npt.NDArray[np.uint8]) -> npt.NDArray[np.generic]:
