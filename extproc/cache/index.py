@@ -307,7 +307,7 @@ def _already(keys: Keys, credited: set[int]) -> int:
     if not credited:
         return 0
     for end in range(len(keys), 0, -_FIRST_CHUNK_BLOCKS):
-        last_first = keys[max(0, end - _FIRST_CHUNK_BLOCKS) : end][::-1].tolist()
+        last_first: list[int] = keys[max(0, end - _FIRST_CHUNK_BLOCKS) : end][::-1].tolist()
         last = next(filter(credited.__contains__, last_first), None)
         if last is not None:
             return end - last_first.index(last)

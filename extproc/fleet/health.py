@@ -126,9 +126,10 @@ class Health:
         current = self.scores(now)
         target = self._targets()
         stalled = self.stalled(now)
-        target[stalled] = 0.0
-        for column in np.flatnonzero(stalled):
-            self.mark(table.suspect_until, int(column), now + 1.0)
+        if some(stalled):
+            target[stalled] = 0.0
+            for column in np.flatnonzero(stalled).tolist():
+                self.mark(table.suspect_until, column, now + 1.0)
         table.health_base[:] = np.minimum(current, target)
         table.health_target[:] = target
         table.health_since[:] = now
@@ -144,10 +145,11 @@ class Health:
             slowness = mean_rate / np.where(np.isnan(rates), mean_rate, rates)
             alike = (slowness < _NOISE) & (slowness > 1.0 / _NOISE)
             table.slowness[:] = np.where(alike, 1.0, np.minimum(slowness, _SLOWEST))
-        usage, mean = table.filled(table.kv_usage), table.mean(table.kv_usage)
-        if usage is None or mean is None:
+        mean = table.mean(table.kv_usage)
+        if mean is None:
             table.kv_pressure[:] = 0.0
         else:
+            usage = np.where(np.isnan(table.kv_usage), mean, table.kv_usage)
             table.kv_pressure[:] = _share(mean + trust * (usage - mean) - 0.8, 0.2)
         self.any_slow = some(table.slowness > 1.0)
         self.any_pressed = bool(np.count_nonzero(table.kv_pressure))
@@ -196,4 +198,5 @@ def _average(values: Floats, column: int, sample: float | None) -> None:
 
 def _share(values: Floats | Ints, limit: float) -> Floats:
     """Share of a limit, 0 to 1; 0 where the value is not known."""
-    return np.nan_to_num(np.clip(values / limit, 0.0, 1.0), nan=0.0)
+    share: Floats = np.minimum(np.fmax(values / limit, 0.0), 1.0)
+    return share

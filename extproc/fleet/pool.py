@@ -359,7 +359,7 @@ class Pool:
     def trust(self, now: float) -> Floats:
         """How far each worker's last report is to be believed: 1 when fresh, 0 when stale."""
         left: Floats = (self.table.fresh_until - now) / self._reports.stale_after_s
-        return np.clip(left, 0.0, 1.0)
+        return np.minimum(np.maximum(left, 0.0), 1.0)
 
     def all_sound(self, now: float) -> bool:
         """Whether no worker is silent, suspect or cooling down; False where that is not known.
