@@ -12,7 +12,7 @@ URL ?= http://127.0.0.1:10000
 # Folder of the public traces (docs/benchmarks.md); `make bench` leaves out what needs them without.
 TRACES ?=
 BENCH_MODULES := hot-path routing-cost queue-costs overhead digest-build middleware
-BENCHES := $(BENCH_MODULES) overload compare failures simulate validate \
+BENCHES := $(BENCH_MODULES) load-check overload compare failures simulate validate \
   $(if $(TRACES),overload-sweep compare-traces routing-sweep)
 # Tests that start Envoy, schedulers and workers, and mostly wait for them.
 SYSTEM_TESTS := tests/e2e tests/envoy tests/fidelity tests/up
@@ -22,7 +22,7 @@ CORE := extproc/errors.py,extproc/policy/*,extproc/decision/*,extproc/scheduler.
 
 .DEFAULT_GOAL := help
 .PHONY: help run test check lint types unit unit-systems unit-rest promtool vllm test-vllm test-bench bench bench-smoke bench-load bench-overload bench-compare bench-simulate proto proto-check envoy docs lock clean
-.PHONY: bench-report bench-validate bench-overload-sweep bench-failures bench-compare-traces bench-routing-sweep $(addprefix bench-,$(BENCH_MODULES))
+.PHONY: bench-report bench-load-check bench-validate bench-overload-sweep bench-failures bench-compare-traces bench-routing-sweep $(addprefix bench-,$(BENCH_MODULES))
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -94,6 +94,9 @@ $(addprefix bench-,$(BENCH_MODULES)): bench-%: $(READY)
 
 bench-load: $(READY) ## Load test: make bench-load URL=http://host:port [LOAD='--workload chats ...']
 	$(BIN)/kvgate bench load --url $(URL) $(LOAD)
+
+bench-load-check: $(READY) ## Our load generator against aiperf on the same requests (10 minutes; installs 1.2 GB)
+	$(BIN)/kvgate bench load-check --output benchmarks/results/load-check
 
 bench-overload: $(READY) ## Three times the sustainable rate, with admission on and off (5 minutes)
 	$(BIN)/kvgate bench overload --output benchmarks/results/overload

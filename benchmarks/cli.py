@@ -244,6 +244,37 @@ def compare(
         _fail(str(error))
 
 
+@bench.command("load-check")
+def load_check(
+    workload: Annotated[str, typer.Option(help="Kind, YAML or trace file.")] = "shared",
+    seed: Seed = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each tool; medians are shown.")] = 3,
+    duration_s: Annotated[float, typer.Option(min=1, help="Of arrivals.")] = 30.0,
+    rate_per_s: Annotated[float, typer.Option(help="Of a workload.")] = 8.0,
+    workers: Annotated[int, typer.Option(min=1, max=64)] = 4,
+    output: Annotated[Path, typer.Option(help="Folder for JSON.")] = _RESULTS / "load-check",
+) -> None:
+    """Our load generator against aiperf, on the same requests: do both measure the same?"""
+    from benchmarks.cluster import Cluster
+    from benchmarks.load_check import LoadCheck, run
+    from benchmarks.rig import RigFailure
+    from benchmarks.workloads.plan import PlanError
+
+    settings = LoadCheck(
+        workload=workload,
+        seed=seed,
+        rounds=rounds,
+        duration_s=duration_s,
+        rate_per_s=rate_per_s,
+        cluster=Cluster(workers=workers),
+        output=output,
+    )
+    try:
+        run(settings, demo_model(DEMO_MODEL_DIR))
+    except (PlanError, RigFailure) as error:
+        _fail(str(error))
+
+
 @bench.command()
 def simulate(
     workers: Annotated[

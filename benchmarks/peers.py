@@ -25,7 +25,7 @@ _START_S = 180.0
 
 
 class CannotInstall(Exception):
-    """The package index, or this Python, does not have the peer; the message says what pip said."""
+    """The package index, or this Python, does not have it; the message says what pip said."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,17 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Peer:
-    """A router from PyPI with one of its policies."""
+class Package:
+    """What is installed from PyPI: its name, and the requirement that pip is given."""
 
     package: str
     requirement: str
+
+
+@dataclass(frozen=True)
+class Peer(Package):
+    """A router from PyPI with one of its policies."""
+
     policy: str
     command: Callable[[Start, str], tuple[str, ...]]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +62,7 @@ class Peer:
         return f"{self.package}:{self.policy}"
 
 
-def installed(peer: Peer, peers_dir: Path = PEERS_DIR) -> Path:
+def installed(peer: Package, peers_dir: Path = PEERS_DIR) -> Path:
     """Folder of its executables, after installing it once.
 
     Raises:
@@ -72,7 +78,7 @@ def installed(peer: Peer, peers_dir: Path = PEERS_DIR) -> Path:
     return home / "bin"
 
 
-def version(peer: Peer, peers_dir: Path = PEERS_DIR) -> str:
+def version(peer: Package, peers_dir: Path = PEERS_DIR) -> str:
     """Installed version of its package."""
     python = (peers_dir / peer.package).resolve() / "bin" / "python"
     code = f"from importlib.metadata import version; print(version({peer.package!r}))"

@@ -57,16 +57,7 @@ class Client:
 
     def body(self, request: Planned) -> bytes:
         """JSON of a request."""
-        return msgspec.json.encode(
-            {
-                "model": self._wire.model,
-                "messages": self._maker.messages(request),
-                "max_tokens": request.output_tokens,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                **self._wire.extra,
-            }
-        )
+        return chat(self._wire, self._maker, request)
 
     async def run(self, number: int, request: Planned, body: bytes, due_s: float) -> Sample:
         """Send until it is answered or the tries are used up; never raises for an answer."""
@@ -108,6 +99,20 @@ class Client:
 
     def _now(self) -> float:
         return time.monotonic() - self._start
+
+
+def chat(wire: Wire, maker: PromptMaker, request: Planned) -> bytes:
+    """JSON of a request, as every client of a run sends it."""
+    return msgspec.json.encode(
+        {
+            "model": wire.model,
+            "messages": maker.messages(request),
+            "max_tokens": request.output_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **wire.extra,
+        }
+    )
 
 
 def make_session(wire: Wire) -> aiohttp.ClientSession:

@@ -77,6 +77,23 @@ _SWEEP = (
 LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "compare": _COMPARE,
     "compare-traces": _COMPARE,
+    "load-check": (
+        Layout(
+            "the same requests at the same times, medians of the rounds",
+            "fronts[].figures[figure]",
+            ("behind", "figure"),
+            (
+                Column("ours", "ours", "{:,.2f}"),
+                Column("aiperf", "aiperf", "{:,.2f}"),
+                Column("ours / aiperf", "ratio", "{:.3f}"),
+                Column("our lowest round", "ours_lowest", "{:,.2f}"),
+                Column("highest", "ours_highest", "{:,.2f}"),
+                Column("aiperf's lowest round", "aiperf_lowest", "{:,.2f}"),
+                Column("highest", "aiperf_highest", "{:,.2f}"),
+            ),
+            grouped=True,
+        ),
+    ),
     "overload": (
         Layout(
             "both arms",

@@ -31,6 +31,11 @@ SOURCES = (
         "compare-traces/compare.json",
         "The same on Mooncake's traces.",
     ),
+    Source(
+        "load-check",
+        "load-check/load-check.json",
+        "Does the load generator measure what aiperf measures?",
+    ),
     Source("overload", "overload/overload.json", "Three times the sustainable rate."),
     Source(
         "overload-sweep",

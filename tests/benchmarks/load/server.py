@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,8 +12,12 @@ from typing import Any
 
 from aiohttp import web
 
-EVENT = b'data: {"choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
-ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+EVENT = (
+    b'data: {"object":"chat.completion.chunk",'
+    b'"choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
+)
+ROLE = EVENT.replace(b'"content":" word"', b'"role":"assistant","content":""')
+STREAM = {"content-type": "text/event-stream"}
 DONE = b"data: [DONE]\n\n"
 ERROR = b'data: {"error":{"message":"gone","code":500}}\n\n'
 
@@ -21,7 +26,8 @@ def usage(prompt: int = 100, completion: int = 4, cached: int | None = 48) -> by
     counts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
     if cached is not None:
         counts["prompt_tokens_details"] = {"cached_tokens": cached}
-    return b"data: " + json.dumps({"choices": [], "usage": counts}).encode() + b"\n\n"
+    chunk = {"object": "chat.completion.chunk", "choices": [], "usage": counts}
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
 @dataclass
@@ -42,10 +48,12 @@ class Server:
     scripts: list[Script]
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    came_s: list[float] = field(default_factory=list)
     most_at_once: int = 0
     at_once: int = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.came_s.append(time.monotonic())
         self.bodies.append(await request.json())
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.at_once += 1
@@ -59,7 +67,7 @@ class Server:
         if script.status != 200:
             error = {"error": {"code": script.code}}
             return web.json_response(error, status=script.status, headers=script.headers)
-        response = web.StreamResponse(headers=script.headers)
+        response = web.StreamResponse(headers={**STREAM, **script.headers})
         await response.prepare(request)
         for piece in script.pieces:
             await response.write(piece)
