@@ -25,9 +25,9 @@ SUB_BACKLOG = 100_000
 """Batches that wait unread at most; vLLM's publisher keeps as many."""
 REPLAY_BACKLOG = 20_000
 """Above the engine's 10,000: a ROUTER drops what its reader has no room for."""
-GATHER_S = 0.02
-"""An engine tells of every step that fills a block. Waiting this long after one takes in the
-next few with it, at a fraction of their cost; digests are told less often anyway."""
+GATHER_S = 0.1
+"""An engine tells of every step that fills a block, some 50 a second. Waiting this long after one
+takes in the next few with it, at a fraction of their cost; digests are told less often anyway."""
 BREATHE_EVERY = 16
 """Batches taken in before others in this event loop have their turn."""
 
