@@ -243,7 +243,8 @@ class Router:
             return _sound(room if some(room) else usable, avoided)
         sound = _sound(room, avoided)
         over = self._policy.max_over_slots if "over_slots" in self._weights else 0
-        if not over or (sound is room and avoided is not None):
+        nobody_is_full = np.count_nonzero(room) == np.count_nonzero(usable)
+        if not over or nobody_is_full or (sound is room and avoided is not None):
             return sound
         return _sound(usable & pool.has_room(asked.model, kv_tokens, over), avoided)
 
