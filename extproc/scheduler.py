@@ -20,7 +20,7 @@ from extproc.decision.estimate import Estimate, estimate_of
 from extproc.decision.judgement import met_budgets
 from extproc.decision.ladder import step_down
 from extproc.decision.leases import LeaseWatch
-from extproc.decision.placing import best_route, credit, decision_of, move, place
+from extproc.decision.placing import best_route, credit, decision_of, move, place, renew_credit
 from extproc.decision.room import Room
 from extproc.decision.signals import pool_signals
 from extproc.decision.ticket import Decision, Freed, ServedModel, Ticket
@@ -369,6 +369,7 @@ class Scheduler:
         for served in self.models.values():
             for worker in served.pool.tick(now):
                 self._free_all(self.leases.worker_lost(worker.address), now)
+            renew_credit(served.pool, self.leases, now)
         self._free_all(self.leases.silent(now), now)
         self.admission.tick(now)
         if now - self._scaled_at >= _SCALING_PACE_S:

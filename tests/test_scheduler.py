@@ -393,6 +393,35 @@ class TestStaleReports:
         assert sorted(spread(fleet, [fleet.arrive() for _ in range(30)]).values()) == [10, 20]
 
 
+class TestPrefillsThatOutliveTheirCredit:
+    """A prompt is expected on its worker until the engine's digest can tell of it."""
+
+    def expected(self, started_at: float, looked_at: float) -> int:
+        """Cached tokens predicted for the second request of a prompt."""
+        fleet = Fleet(workers=1, overlay={"ttl_s": 2.0, "ttl_without_digest_s": 2.0})
+        now = 0.0
+        first = fleet.arrive(X, now=now)
+        while now < looked_at:
+            now += 0.5
+            fleet.scheduler.report(fleet.served, fleet.workers[0], ready(), now=now)
+            if now >= started_at:
+                fleet.scheduler.response_started(first, address(0), 1, now)
+            fleet.scheduler.tick(now)
+        second = fleet.arrive(X, now=now)
+        assert second.decision is not None
+        return second.decision.cached_tokens
+
+    @pytest.mark.parametrize("prefill_s", [0.5, 3.5, 11.0, 29.0])
+    def test_it_is_expected_for_a_while_after_the_first_token(self, prefill_s: float) -> None:
+        assert self.expected(prefill_s, prefill_s + 1.5) > 0
+
+    def test_then_the_digest_must_tell(self) -> None:
+        assert self.expected(11.0, 17.0) == 0
+
+    def test_an_answer_that_takes_longer_is_no_prefill(self) -> None:
+        assert self.expected(60.0, 36.0) == 0
+
+
 class TestResponses:
     def test_the_first_token_ends_the_prefill(self) -> None:
         fleet = Fleet(workers=1)

@@ -76,10 +76,14 @@ class LeaseWatch:
                 ended.append((ticket, Freed.UNSEEN))
         return ended
 
+    def of(self, address: str) -> Iterable[Ticket]:
+        """Requests that a worker has."""
+        return self._held.get(address, {}).values()
+
     def worker_lost(self, address: str) -> Ended:
         """A worker left the pool with all that it had."""
         self.unknown.pop(address, None)
-        return [(ticket, Freed.WORKER_LOST) for ticket in self._held.get(address, {}).values()]
+        return [(ticket, Freed.WORKER_LOST) for ticket in self.of(address)]
 
     def silent(self, now: float) -> Ended:
         """Leases of API callers that gave no sign of life for too long.
@@ -100,5 +104,5 @@ class LeaseWatch:
         for address in addresses:
             if address in self.unknown:
                 missing += self.unknown[address]
-                missing += sum(1 for t in self._held.get(address, {}).values() if t.absent)
+                missing += sum(1 for ticket in self.of(address) if ticket.absent)
         return missing

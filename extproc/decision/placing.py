@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from extproc.decision.leases import LeaseWatch
 from extproc.decision.ticket import Decision, Ticket
+from extproc.fleet.pool import Pool
 from extproc.fleet.worker import Worker
 from extproc.policy import Policy
 from extproc.routing.router import Asked, Route
+
+_LONGEST_PREFILL_S = 30.0
+"""No answer for longer than this is no prefill: engines that do not stream answer at the end."""
 
 
 def best_route(ticket: Ticket, policy: Policy, now: float, *, needs_slot: bool = True) -> Route:
@@ -72,6 +76,19 @@ def credit(ticket: Ticket, worker: Worker) -> None:
     """Expect a request's prefix on a worker soon."""
     for prompt in ticket.prompts:
         ticket.served.pool.credit(worker, prompt.keys, by_text=prompt.by_text)
+
+
+def renew_credit(pool: Pool, leases: LeaseWatch, now: float) -> None:
+    """What credit has just grown old for is still being computed: expect it a while longer.
+
+    Without this, a prompt whose prefill outlives the overlay's credit is nowhere for the moment
+    until the engine's digest tells of it.
+    """
+    for worker in pool.aged:
+        for ticket in leases.of(worker.address):
+            began = ticket.lease.granted_at if ticket.lease else now
+            if ticket.started_at is None and now - began < _LONGEST_PREFILL_S:
+                credit(ticket, worker)
 
 
 def decision_of(ticket: Ticket, route: Route, now: float) -> Decision:

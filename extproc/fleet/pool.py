@@ -42,7 +42,11 @@ _AGED_PER_TICK = 16
 
 
 class Pool:
-    """One pool's live state."""
+    """One pool's live state.
+
+    Attributes:
+        aged: workers whose overlay grew older in the last tick.
+    """
 
     def __init__(self, policy: PoolPolicy, reports: ReportPolicy, now: float) -> None:
         self._policy = policy
@@ -58,6 +62,7 @@ class Pool:
         self._leases: set[str] = set()
         self._hot: Counter[int] = Counter()
         self._keyed_by_text = False
+        self.aged: list[Worker] = []
         self._picks = 0
         self.newest_at = now
         self._ticked_at = now
@@ -545,7 +550,8 @@ class Pool:
             if now - worker.overlay_aged_at >= ttl_s:
                 due.append(worker)
         due.sort(key=lambda worker: worker.overlay_aged_at)
-        for worker in due[:_AGED_PER_TICK]:
+        self.aged = due[:_AGED_PER_TICK]
+        for worker in self.aged:
             self.index.age_overlay(worker.column)
             worker.overlay_aged_at = now
 
