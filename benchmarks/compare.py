@@ -275,7 +275,8 @@ def _print(title: str, found: dict[str, Any], settings: Comparison) -> None:
     plan = found["plan"]
     size = (
         f"{title}: {plan['requests']} requests in {plan['span_s']:.0f} s, "
-        f"{settings.cluster.workers} workers, {settings.rounds} rounds (medians)"
+        f"{settings.cluster.workers} workers, {settings.rounds} rounds (medians); one infinite "
+        f"cache would hit {plan['ceiling_hit_ratio']:.3f}"
     )
     for heading, columns in ((size, _FIVE), (f"{title}: cost", _COST)):
         rows = [

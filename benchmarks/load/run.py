@@ -26,6 +26,7 @@ from benchmarks.load.figures import (
 from benchmarks.load.sample import Budgets, Sample
 from benchmarks.machine import machine_facts
 from benchmarks.report import console, print_table, write_json
+from benchmarks.workloads.ceiling import ceiling_hit_ratio
 from benchmarks.workloads.plan import Planned
 from benchmarks.workloads.source import Source
 
@@ -106,12 +107,13 @@ async def measure(
 
 
 def describe(plan: Sequence[Planned]) -> dict[str, float]:
-    """Size of a plan."""
+    """Size of a plan, and how much of it a router could find cached at most."""
     return {
         "requests": len(plan),
         "prompt_tokens": sum(request.prompt_tokens for request in plan),
         "output_tokens": sum(request.output_tokens for request in plan),
         "span_s": plan[-1].at_s if plan else 0.0,
+        "ceiling_hit_ratio": ceiling_hit_ratio(plan),
     }
 
 

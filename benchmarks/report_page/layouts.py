@@ -18,6 +18,17 @@ _REQUESTS = (
 _GOODPUT = Column("goodput/s", "figures.goodput_per_s")
 _FIVE = tuple(Column(each.heading, f"medians.{each.field}", each.form) for each in FIVE)
 _COMPARE = (
+    Layout(
+        "what was sent, and what one infinite cache would have found of it",
+        "workloads[]",
+        ("workload",),
+        (
+            Column("requests", "plan.requests", _COUNT),
+            Column("prompt tokens", "plan.prompt_tokens", _COUNT),
+            Column("output tokens", "plan.output_tokens", _COUNT),
+            Column("hit ratio at most", "plan.ceiling_hit_ratio", "{:.3f}"),
+        ),
+    ),
     Layout("medians of the rounds", "workloads[].arms[]", ("workload", "arm"), _FIVE, grouped=True),
     Layout(
         "cost",
