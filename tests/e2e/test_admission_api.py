@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from tests.e2e.chat import asked, client_for, text
+from tests.support.envoy import free_ports
 from tests.support.scheduler_api import Gateway, chat_call, gateway_at
 from tests.support.system import (
     MODEL,
@@ -26,7 +27,6 @@ from tests.support.system import (
     Worker,
     eventually,
     fetch,
-    free_ports,
     policy_for,
     running_system,
 )

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from tests.support.envoy import free_ports
 from tests.support.system import (
     MODEL,
     SLOTS,
@@ -23,7 +24,6 @@ from tests.support.system import (
     Worker,
     eventually,
     fetch,
-    free_ports,
 )
 from tests.support.vllm import BLOCK_TOKENS, VllmEngines, made_model
 from workers.middleware import HOLD_VARIABLE

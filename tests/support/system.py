@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,21 +20,12 @@ from typing import Any, Protocol
 import yaml
 
 from extproc import envoy_config
+from tests.support.envoy import free_ports
 
 MODEL = "sim-8b"
 SLOTS = 8
 """Sequences a worker runs at once, as in kvgate up: small enough that tests fill it."""
 START_LIMIT_S = 30.0
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def eventually(condition: Callable[[], bool], what: str, limit_s: float = START_LIMIT_S) -> None:

@@ -20,8 +20,9 @@ import httpx
 import pytest
 
 from tests.e2e.chat import client_for
+from tests.support.envoy import free_ports
 from tests.support.event_tap import EventTap
-from tests.support.system import MODEL, System, Worker, eventually, free_ports, running_system
+from tests.support.system import MODEL, System, Worker, eventually, running_system
 from tests.support.vllm import BLOCK_TOKENS, START_LIMIT_S, VllmEngines, vllm_policy
 from workers.simulator.model import VOCAB_SIZE
 
