@@ -197,7 +197,7 @@ def _front(
     if name in ENVOY_ARMS:
         front = envoy_front(workers, ENVOY_ARMS[name], folder)
     elif name in PEER_ARMS:
-        front = peer_front(PEER_ARMS[name], workers, folder)
+        front = peer_front(PEER_ARMS[name], workers, model_dir, folder)
     else:
         policy = write_policy(settings.policy, model_dir, folder)
         _set_profile(policy, name.partition(":")[2])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,23 +38,34 @@ class Start:
     port: int
     metrics_port: int
     folder: Path
+    model_dir: Path
+    """Tokenizer and chat template, for a router that renders prompts."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """What is installed from PyPI: its name, and the requirement that pip is given."""
+    """What is installed from PyPI: its name, and the requirement that pip is given.
+
+    ``needs`` are installed in place of what the package itself asks for, if there are any.
+    """
 
     package: str
     requirement: str
+    needs: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)
 class Peer(Package):
-    """A router from PyPI with one of its policies."""
+    """A router from PyPI with one of its policies.
+
+    ``{folder}`` in the environment stands for the run's folder. ``adapter`` is a process between
+    router and workers.
+    """
 
     policy: str
     command: Callable[[Start, str], tuple[str, ...]]
     environment: Mapping[str, str] = field(default_factory=dict)
+    adapter: Callable[[Start], tuple[str, ...]] | None = None
 
     @property
     def name(self) -> str:
@@ -73,7 +84,10 @@ def installed(peer: Package, peers_dir: Path = PEERS_DIR) -> Path:
     if not done.exists():
         _checked((sys.executable, "-m", "venv", str(home)))
         pip = (str(home / "bin" / "python"), "-m", "pip", "install")
-        _checked((*pip, "--quiet", "--disable-pip-version-check", peer.requirement))
+        quiet = (*pip, "--quiet", "--disable-pip-version-check")
+        _checked((*quiet, *(("--no-deps",) if peer.needs else ()), peer.requirement))
+        if peer.needs:
+            _checked((*quiet, *peer.needs))
         done.touch()
     return home / "bin"
 
@@ -88,19 +102,31 @@ def version(peer: Package, peers_dir: Path = PEERS_DIR) -> str:
 
 @contextmanager
 def peer_front(
-    peer: Peer, all_engines: list[Engine], folder: Path, peers_dir: Path = PEERS_DIR
+    peer: Peer,
+    all_engines: list[Engine],
+    model_dir: Path,
+    folder: Path,
+    peers_dir: Path = PEERS_DIR,
 ) -> Iterator[Front]:
-    """A peer in front of the workers.
+    """A peer in front of the workers; its adapter is part of its cost.
 
     Raises:
         CannotInstall: see :func:`installed`.
     """
     port, metrics_port = free_ports(2)
-    start = Start(installed(peer, peers_dir), all_engines, port, metrics_port, folder)
-    command = peer.command(start, peer.policy)
-    with running("peer", command, folder, environment=peer.environment) as process:
-        process.wait_for_port(port, _START_S)
-        yield Front(f"http://{HOST}:{port}", (process,))
+    bin_dir = installed(peer, peers_dir)
+    start = Start(bin_dir, all_engines, port, metrics_port, folder, model_dir.resolve())
+    environment = {k: value.format(folder=folder) for k, value in peer.environment.items()}
+    commands = {"peer": peer.command(start, peer.policy)}
+    if peer.adapter is not None:
+        commands["adapter"] = peer.adapter(start)
+    with ExitStack() as stack:
+        processes = tuple(
+            stack.enter_context(running(name, command, folder, environment=environment))
+            for name, command in commands.items()
+        )
+        processes[0].wait_for_port(port, _START_S)
+        yield Front(f"http://{HOST}:{port}", processes)
 
 
 def _checked(command: Sequence[str]) -> None:
@@ -167,6 +193,20 @@ def _litellm(start: Start, policy: str) -> tuple[str, ...]:
     return (str(start.bin / "litellm"), "--config", str(config), *flags, "--telemetry", "False")
 
 
+def _dynamo(start: Start, policy: str) -> tuple[str, ...]:
+    module = (str(start.bin / "python"), "-m", "dynamo.frontend", "--router-mode", policy)
+    listen = ("--http-host", HOST, "--http-port", str(start.port))
+    all_there = ("--router-min-initial-workers", str(len(start.engines)))
+    return (*module, *listen, *all_there, "--router-kv-overlap-score-credit", "2")
+
+
+def _dynamo_adapter(start: Start) -> tuple[str, ...]:
+    # -P: its folder holds modules that have the names of others'.
+    script = (str(start.bin / "python"), "-P", str(Path(__file__).with_name("dynamo_worker.py")))
+    engines = (f"{each.url}={each.kv_events}" for each in start.engines)
+    return (*script, "--model", MODEL, "--model-dir", str(start.model_dir), *engines)
+
+
 PEERS = (
     Peer("vllm-router", "vllm-router", "kv_aware", _vllm_router),
     Peer("vllm-router", "vllm-router", "cache_aware", _vllm_router),
@@ -182,5 +222,26 @@ PEERS = (
             "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         },
+    ),
+    Peer(
+        "ai-dynamo",
+        "ai-dynamo==1.6.1",
+        "kv",
+        _dynamo,
+        {
+            "DYN_DISCOVERY_BACKEND": "file",
+            "DYN_FILE_KV": "{folder}/discovery",
+            "DYN_REQUEST_PLANE": "tcp",
+            "DYN_EVENT_PLANE": "zmq",
+            **{f"DYN_{name}_HOST": HOST for name in ("TCP_RPC", "TCP_RESPONSE_STREAM")},
+            "DYN_EVENT_PLANE_HOST": HOST,
+            "HOME": "{folder}",
+        },
+        _dynamo_adapter,
+        # Frontend and router alone; the package asks for what its GPU workers use.
+        needs=(
+            "ai-dynamo-runtime==1.6.1",
+            *("aiohttp", "msgspec", "packaging", "prometheus-client", "pyyaml"),
+        ),
     ),
 )

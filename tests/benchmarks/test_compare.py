@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import compare
+from benchmarks import compare, peers
 from benchmarks.cluster import Cluster, Engine
 from benchmarks.compare import Comparison, run
-from benchmarks.peers import PEERS, CannotInstall, Peer, Start, installed
+from benchmarks.peers import PEERS, CannotInstall, Peer, Start, installed, peer_front
+from benchmarks.rig import HOST
 from benchmarks.workloads.plan import PlanError
 
 ARMS = ("kvgate", "kvgate:round_robin", "envoy:ring_hash", "absent:any")
@@ -77,6 +82,38 @@ def test_installing_fails_with_what_pip_said(tmp_path: Path) -> None:
     assert not (tmp_path / "absent" / ".ready").exists()
 
 
+def test_needs_are_installed_in_place_of_what_a_package_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(peers, "_checked", asked.append)
+    (tmp_path / "absent").mkdir()
+    installed(replace(ABSENT, needs=("one", "two")), tmp_path)
+    _venv, alone, needs = asked
+    assert tuple(alone[-2:]) == ("--no-deps", ABSENT.requirement)
+    assert tuple(needs[-2:]) == ("one", "two")
+    assert "--no-deps" not in needs
+
+
+def test_an_adapter_is_part_of_the_cost_and_gets_the_environment(tmp_path: Path) -> None:
+    def command(start: Start, policy: str) -> tuple[str, ...]:
+        return (sys.executable, "-m", "http.server", "--bind", HOST, str(start.port))
+
+    def adapter(_start: Start) -> tuple[str, ...]:
+        code = "import os, time; open(os.environ['MARK'], 'w').close(); time.sleep(60)"
+        return (sys.executable, "-c", code)
+
+    (tmp_path / "absent").mkdir()
+    (tmp_path / "absent" / ".ready").touch()
+    peer = replace(ABSENT, command=command, adapter=adapter, environment={"MARK": "{folder}/mark"})
+    with peer_front(peer, [], tmp_path, tmp_path, tmp_path) as front:
+        assert [each.name for each in front.processes] == ["peer", "adapter"]
+        deadline = time.monotonic() + 10
+        while not (tmp_path / "mark").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
 def test_an_unknown_arm_is_refused_before_anything_starts() -> None:
     with pytest.raises(PlanError, match="envoy:random"):
         run(Comparison(arms=("envoy:random",)), Path())
@@ -88,7 +125,10 @@ def test_every_peer_is_told_all_workers_and_its_policy(peer: Peer, tmp_path: Pat
         Engine(8001, 5557, 5657, Path("1.sock")),
         Engine(8002, 5558, 5658, Path("2.sock")),
     ]
-    command = peer.command(Start(tmp_path, engines, 9000, 9001, tmp_path), peer.policy)
+    start = Start(tmp_path, engines, 9000, 9001, tmp_path, tmp_path)
+    command = peer.command(start, peer.policy)
+    if peer.adapter is not None:
+        command += peer.adapter(start)
     written = "".join(path.read_text() for path in tmp_path.glob("*.yaml"))
     told = " ".join(command) + written
     assert all(engine.url in told for engine in engines)

@@ -130,7 +130,9 @@ class _OpenAi:
     def failure(self, error: ApiError) -> bytes:
         return sse(error.body()) + DONE
 
-    def _piece(self, reply: Reply, choice: Json) -> bytes:
+    def _piece(self, reply: Reply, piece: Piece, choice: Json) -> bytes:
+        if reply.options.return_token_ids:
+            choice["token_ids"] = piece.token_ids
         chunk = self._chunk(reply, [choice])
         if not reply.options.include_usage and reply.finished:
             chunk["system_fingerprint"] = FINGERPRINT
@@ -173,7 +175,7 @@ class ChatDialect(_OpenAi):
     def piece(self, reply: Reply, piece: Piece) -> bytes:
         """A content delta."""
         delta = {"content": piece.text}
-        return self._piece(reply, _delta(piece.index, delta, piece.finish_reason))
+        return self._piece(reply, piece, _delta(piece.index, delta, piece.finish_reason))
 
     def whole(self, reply: Reply) -> Json:
         """The completion; ``return_token_ids`` adds the prompt's."""
@@ -214,7 +216,7 @@ class CompletionsDialect(_OpenAi):
     def piece(self, reply: Reply, piece: Piece) -> bytes:
         """A text chunk."""
         choice = _text_choice(piece.index, piece.text, piece.finish_reason)
-        return self._piece(reply, choice)
+        return self._piece(reply, piece, choice)
 
     def _choice(self, reply: Reply, index: int) -> Json:
         choice = _text_choice(index, reply.texts[index], reply.finish_reasons[index])

@@ -25,6 +25,7 @@ class Piece:
 
     index: int
     text: str
+    token_ids: list[int]
     finish_reason: str | None
 
 
@@ -101,10 +102,11 @@ class Generation:
         arrived, self._arrived = self._arrived, {}
         pieces = []
         for index, (generated, finish_reason) in arrived.items():
-            text = self.sequences[index].answer.text(self._sent[index], generated)
+            answer, sent = self.sequences[index].answer, self._sent[index]
+            text, token_ids = answer.text(sent, generated), answer.token_ids[sent:generated]
             self._sent[index] = generated
             self._open -= finish_reason is not None
-            pieces.append(Piece(index, text, finish_reason))
+            pieces.append(Piece(index, text, token_ids, finish_reason))
         return pieces
 
 

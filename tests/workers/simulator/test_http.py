@@ -101,6 +101,15 @@ async def test_completions_take_every_kind_of_prompt_and_several_choices(start: 
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == two["choices"][0]["text"]
 
 
+async def test_a_stream_gives_token_ids_to_who_asks(start: Start) -> None:
+    worker = await start()
+    asked = {"prompt": "a b c", "max_tokens": 4, "return_token_ids": True}
+    whole = await worker.complete(asked["prompt"], max_tokens=4, return_token_ids=True)
+    chunks = parsed(await worker.stream("/v1/completions", asked))
+    streamed = [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]]
+    assert streamed == whole["choices"][0]["token_ids"]
+
+
 async def test_a_generated_answer_tokenises_to_the_tokens_counted(start: Start) -> None:
     worker = await start()
     body = chat("hello", max_tokens=40, return_token_ids=True)
