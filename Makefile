@@ -13,7 +13,7 @@ URL ?= http://127.0.0.1:10000
 TRACES ?=
 BENCH_MODULES := hot-path routing-cost queue-costs overhead digest-build middleware
 BENCHES := $(BENCH_MODULES) load-check overload compare failures simulate validate \
-  $(if $(TRACES),overload-sweep compare-traces routing-sweep)
+  $(if $(TRACES),overload-sweep routing-sweep)
 # Tests that start Envoy, schedulers and workers, and mostly wait for them.
 SYSTEM_TESTS := tests/e2e tests/envoy tests/fidelity tests/up
 PROTOS := $(wildcard proto/kvgate/v1/*.proto)
@@ -22,7 +22,7 @@ CORE := extproc/errors.py,extproc/policy/*,extproc/decision/*,extproc/scheduler.
 
 .DEFAULT_GOAL := help
 .PHONY: help run test check lint types unit unit-systems unit-rest promtool vllm test-vllm test-bench bench bench-smoke bench-load bench-overload bench-compare bench-simulate proto proto-check envoy docs lock clean
-.PHONY: bench-report bench-load-check bench-validate bench-overload-sweep bench-failures bench-compare-traces bench-routing-sweep $(addprefix bench-,$(BENCH_MODULES))
+.PHONY: bench-report bench-load-check bench-validate bench-overload-sweep bench-failures bench-routing-sweep $(addprefix bench-,$(BENCH_MODULES))
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -109,15 +109,11 @@ bench-overload-sweep: $(READY) ## Azure's code trace at 1 to 5 times the sustain
 bench-failures: $(READY) ## Workers killed, frozen, restarted and added (15 minutes)
 	$(BIN)/kvgate bench failures --output benchmarks/results/failures
 
-bench-compare: $(READY) ## kvgate, Envoy and other routers on the same arrivals (an hour; installs peers)
+bench-compare: $(READY) ## Against Envoy and other routers (2 hours; installs peers); TRACES=FOLDER adds Mooncake's (6 hours)
 	$(BIN)/kvgate bench compare --rounds 3 --workload shared --workload chats --workload mix \
+	  $(if $(TRACES),--trace-duration-s 120 --trace-speedup 4 --trace-num-blocks 56320 \
+	  --workload $(TRACES)/mooncake_conversation.jsonl --workload $(TRACES)/mooncake_synthetic.jsonl) \
 	  --output benchmarks/results/compare
-
-bench-compare-traces: $(READY) ## The same on Mooncake's traces (three hours); needs TRACES=FOLDER
-	@test -n "$(TRACES)" || { echo "needs TRACES=FOLDER with mooncake_*.jsonl"; exit 1; }
-	$(BIN)/kvgate bench compare --duration-s 500 --trace-speedup 2 --num-blocks 56320 \
-	  --workload $(TRACES)/mooncake_conversation.jsonl --workload $(TRACES)/mooncake_synthetic.jsonl \
-	  --output benchmarks/results/compare-traces
 
 bench-routing-sweep: $(READY) ## Routing profiles on Mooncake's traces; needs TRACES=FOLDER
 	@test -n "$(TRACES)" || { echo "needs TRACES=FOLDER with mooncake_*.jsonl"; exit 1; }

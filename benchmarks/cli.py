@@ -204,9 +204,15 @@ def compare(
     rounds: Annotated[int, typer.Option(min=1, help="Of every arm; medians are shown.")] = 1,
     duration_s: Annotated[float, typer.Option(min=1, help="Of arrivals.")] = 45.0,
     rate_per_s: Annotated[float | None, typer.Option(help="Of every workload.")] = None,
+    trace_duration_s: Annotated[
+        float | None, typer.Option(help="Of traces; as the others.")
+    ] = None,
     trace_speedup: Annotated[float, typer.Option(min=0.001)] = 2.0,
     workers: Annotated[int, typer.Option(min=1, max=64)] = 8,
     num_blocks: Annotated[int, typer.Option(min=2_048, help="KV blocks of a worker.")] = 4_096,
+    trace_num_blocks: Annotated[
+        int | None, typer.Option(min=2_048, help="The same for traces; as the others.")
+    ] = None,
     timing: Annotated[str, typer.Option(help="Step times of a worker.")] = "peers-mock",
     policy: Annotated[Path | None, typer.Option(help="kvgate's, in place of ours.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="That send.")] = 1,
@@ -227,6 +233,7 @@ def compare(
         rounds=rounds,
         duration_s=duration_s,
         rate_per_s=rate_per_s,
+        trace_duration_s=trace_duration_s,
         trace_speedup=trace_speedup,
         cluster=Cluster(
             workers=workers,
@@ -234,6 +241,7 @@ def compare(
             timing=timing,
             stream_interval=defaults.cluster.stream_interval,
         ),
+        trace_num_blocks=trace_num_blocks,
         policy=policy or defaults.policy,
         processes=processes,
         output=output,

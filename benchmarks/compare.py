@@ -65,9 +65,13 @@ class Comparison(msgspec.Struct, frozen=True):
     duration_s: float = 45.0
     rate_per_s: float | None = None
     """Of every workload; None: each its own."""
+    trace_duration_s: float | None = None
+    """Of traces, whose prefixes return later than those of workloads; None: ``duration_s``."""
     trace_speedup: float = 2.0
     trace_spread_s: float = 3.0
     cluster: Cluster = Cluster(stream_interval=8)
+    trace_num_blocks: int | None = None
+    """KV blocks of a worker for traces; None: as for workloads."""
     budgets: Budgets = Budgets(ttft_s=1.0, tpot_s=0.05)
     policy: Path = BALANCED
     processes: int = 1
@@ -75,7 +79,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     def source(self, name: str) -> Source:
         """A workload or a trace; prompts that engines would refuse are left out."""
-        return Source(
+        source = Source(
             name,
             seed=self.seed,
             duration_s=self.duration_s,
@@ -84,6 +88,15 @@ class Comparison(msgspec.Struct, frozen=True):
             spread_s=self.trace_spread_s,
             max_prompt_tokens=self.cluster.max_model_len // 2,
         )
+        if not source.is_trace or self.trace_duration_s is None:
+            return source
+        return msgspec.structs.replace(source, duration_s=self.trace_duration_s)
+
+    def cluster_of(self, source: Source) -> Cluster:
+        """The workers that it runs on."""
+        if not source.is_trace or self.trace_num_blocks is None:
+            return self.cluster
+        return msgspec.structs.replace(self.cluster, num_blocks=self.trace_num_blocks)
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -106,12 +119,13 @@ def run(settings: Comparison, model_dir: Path) -> dict[str, Any]:
         _check_arm(name)
     arms, skipped = _available(settings.arms)
     sources = [settings.source(name) for name in settings.workloads]
-    plans = {source.title: source.requests() for source in sources}
+    plans = [source.requests() for source in sources]
     found = {}
-    for title, plan in plans.items():
-        turns = _measure(title, settings, arms, plan, model_dir)
+    for source, plan in zip(sources, plans, strict=True):
+        title, cluster = source.title, settings.cluster_of(source)
+        turns = _measure(title, settings, cluster, arms, plan, model_dir)
         found[title] = {
-            "plan": describe(plan),
+            "plan": {**describe(plan), "num_blocks": cluster.num_blocks},
             "arms": {name: _arm_result(each, settings) for name, each in turns.items()},
         }
         _print(title, found[title], settings)
@@ -155,6 +169,7 @@ def _available(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def _measure(
     title: str,
     settings: Comparison,
+    cluster: Cluster,
     arms: Sequence[str],
     plan: Sequence[Planned],
     model_dir: Path,
@@ -163,19 +178,27 @@ def _measure(
     for number in range(settings.rounds):
         for name in arms if number % 2 == 0 else reversed(arms):
             try:
-                turns[name].append(_turn(f"{title}, {name}", name, settings, plan, model_dir))
+                turn = _turn(f"{title}, {name}", name, settings, cluster, plan, model_dir)
+                turns[name].append(turn)
             except RigFailure as failure:
                 console.print(f"{name} failed: {failure}", markup=False, soft_wrap=True)
     return turns
 
 
 def _turn(
-    title: str, name: str, settings: Comparison, plan: Sequence[Planned], model_dir: Path
+    title: str,
+    name: str,
+    settings: Comparison,
+    cluster: Cluster,
+    plan: Sequence[Planned],
+    model_dir: Path,
 ) -> Turn:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvgate-compare-")))
-        workers = stack.enter_context(engines(settings.cluster, model_dir, folder))
-        front = stack.enter_context(_front(name, settings, workers, model_dir, folder))
+        workers = stack.enter_context(engines(cluster, model_dir, folder))
+        front = stack.enter_context(
+            _front(name, settings.policy, cluster, workers, model_dir, folder)
+        )
         wait_until_served(front)
         drive = Drive(Wire(front.url, MODEL), model_dir, settings.seed, None, settings.processes)
         before, beside = front.usage(), front.beside_usage()
@@ -192,16 +215,21 @@ def _turn(
 
 @contextmanager
 def _front(
-    name: str, settings: Comparison, workers: list[Engine], model_dir: Path, folder: Path
+    name: str,
+    policy: Path,
+    cluster: Cluster,
+    workers: list[Engine],
+    model_dir: Path,
+    folder: Path,
 ) -> Iterator[Front]:
     if name in ENVOY_ARMS:
         front = envoy_front(workers, ENVOY_ARMS[name], folder)
     elif name in PEER_ARMS:
         front = peer_front(PEER_ARMS[name], workers, model_dir, folder)
     else:
-        policy = write_policy(settings.policy, model_dir, folder)
-        _set_profile(policy, name.partition(":")[2])
-        front = kvgate_front(settings.cluster, workers, policy, folder)
+        written = write_policy(policy, model_dir, folder)
+        _set_profile(written, name.partition(":")[2])
+        front = kvgate_front(cluster, workers, written, folder)
     with front as ready:
         yield ready
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from benchmarks.report_page.comparison import contests
+from benchmarks.report_page.comparison import COMPARISON, contests
 from benchmarks.report_page.fields import Json, number
 
 
@@ -189,7 +189,7 @@ def leads(results: Mapping[str, Json]) -> Iterator[Target]:
     for each in contests(results):
         yield Target(
             what=f"{each.figure.heading} on {each.workload}, against {each.best}",
-            source=each.source,
+            source=COMPARISON,
             field=f"workloads.{each.workload}.arms.kvgate.medians.{each.figure.field}",
             limit=each.theirs,
             at_least=each.figure.more_is_better,

@@ -9,8 +9,8 @@ import msgspec
 from benchmarks.report_page.fields import Json, find, number, value
 
 KVGATE = "kvgate"
-COMPARISONS = ("compare", "compare-traces")
-"""Sources that have arms."""
+COMPARISON = "compare"
+"""The source that has arms."""
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -43,7 +43,6 @@ _EXPLAIN = tuple(each for each in FIVE if each.field in ("hit_ratio", "load_devi
 class Contest(msgspec.Struct, frozen=True):
     """One figure on one workload: kvgate and the best other arm (medians of rounds)."""
 
-    source: str
     workload: str
     figure: Figure
     ours: float
@@ -62,13 +61,12 @@ def contests(
     results: Mapping[str, Json], figures: tuple[Figure, ...] = CLAIMED
 ) -> Iterator[Contest]:
     """Every figure on every workload that kvgate and another arm ran."""
-    for source in COMPARISONS:
-        for (workload,), arms in find(results.get(source, {}), "workloads[].arms"):
-            for figure in figures:
-                yield from _contest(source, workload, arms, figure)
+    for (workload,), arms in find(results.get(COMPARISON, {}), "workloads[].arms"):
+        for figure in figures:
+            yield from _contest(workload, arms, figure)
 
 
-def _contest(source: str, workload: str, arms: Json, figure: Figure) -> Iterator[Contest]:
+def _contest(workload: str, arms: Json, figure: Figure) -> Iterator[Contest]:
     field = f"medians.{figure.field}"
     ours = number(arms.get(KVGATE), field)
     others = {
@@ -81,7 +79,7 @@ def _contest(source: str, workload: str, arms: Json, figure: Figure) -> Iterator
     best = (max if figure.more_is_better else min)(others, key=lambda name: others[name])
     behind = not _not_worse(figure, ours, others[best])
     why = _why(arms[KVGATE], arms[best], figure) if behind else ""
-    yield Contest(source, workload, figure, ours, best, others[best], why)
+    yield Contest(workload, figure, ours, best, others[best], why)
 
 
 def _not_worse(figure: Figure, ours: float, theirs: float) -> bool:

@@ -26,6 +26,7 @@ _COMPARE = (
             Column("requests", "plan.requests", _COUNT),
             Column("prompt tokens", "plan.prompt_tokens", _COUNT),
             Column("output tokens", "plan.output_tokens", _COUNT),
+            Column("KV blocks of a worker", "plan.num_blocks", _COUNT),
             Column("hit ratio at most", "plan.ceiling_hit_ratio", "{:.3f}"),
         ),
     ),
@@ -87,7 +88,6 @@ _SWEEP = (
 
 LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "compare": _COMPARE,
-    "compare-traces": _COMPARE,
     "load-check": (
         Layout(
             "the same requests at the same times, medians of the rounds",

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.machine import without_folders
 from benchmarks.report import console
 from benchmarks.report_page import markdown, readme
-from benchmarks.report_page.comparison import COMPARISONS, KVGATE, Contest, configurations, contests
+from benchmarks.report_page.comparison import COMPARISON, KVGATE, Contest, configurations, contests
 from benchmarks.report_page.fields import Json, find, value
 from benchmarks.report_page.layouts import LAYOUTS
 from benchmarks.report_page.results import Found, read
@@ -173,7 +173,7 @@ def _section(folder: Path, found: Found) -> Iterator[str]:
         yield from (found.missing, "")
         return
     yield from tables(found.result, LAYOUTS[source.name])
-    if source.name in COMPARISONS:
+    if source.name == COMPARISON:
         yield from _arms(found.result)
     subfolder = (folder / source.file).parent
     if subfolder != folder:

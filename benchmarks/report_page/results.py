@@ -27,11 +27,6 @@ class Source(msgspec.Struct, frozen=True):
 SOURCES = (
     Source("compare", "compare/compare.json", "Which router is best on the same arrivals?"),
     Source(
-        "compare-traces",
-        "compare-traces/compare.json",
-        "The same on Mooncake's traces.",
-    ),
-    Source(
         "load-check",
         "load-check/load-check.json",
         "Does the load generator measure what aiperf measures?",

@@ -35,13 +35,18 @@ class Source(msgspec.Struct, frozen=True):
         """Short name for tables."""
         return Path(self.name).stem
 
+    @property
+    def is_trace(self) -> bool:
+        """Whether it is a trace file."""
+        return self.name.endswith(TRACE_SUFFIXES)
+
     def requests(self) -> list[Planned]:
         """All requests in order of time.
 
         Raises:
             PlanError: there is no such file or kind, or it is wrong.
         """
-        if not self.name.endswith(TRACE_SUFFIXES):
+        if not self.is_trace:
             made = workload(
                 self.name, seed=self.seed, rate_per_s=self.rate_per_s, duration_s=self.duration_s
             )

@@ -114,6 +114,17 @@ def test_an_adapter_is_part_of_the_cost_and_gets_the_environment(tmp_path: Path)
             time.sleep(0.02)
 
 
+def test_traces_run_longer_and_on_larger_caches_if_told() -> None:
+    told = Comparison(duration_s=30.0, trace_duration_s=120.0, trace_num_blocks=56_320)
+    for name, seconds, blocks in (("chats", 30.0, 4_096), ("mooncake.jsonl", 120.0, 56_320)):
+        source = told.source(name)
+        assert source.duration_s == seconds
+        assert told.cluster_of(source).num_blocks == blocks
+    source = Comparison(duration_s=30.0).source("mooncake.jsonl")
+    assert source.duration_s == 30.0
+    assert Comparison().cluster_of(source).num_blocks == 4_096
+
+
 def test_an_unknown_arm_is_refused_before_anything_starts() -> None:
     with pytest.raises(PlanError, match="envoy:random"):
         run(Comparison(arms=("envoy:random",)), Path())
