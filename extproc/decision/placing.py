@@ -10,7 +10,7 @@ from extproc.policy import Policy
 from extproc.routing.router import Asked, Route
 
 _LONGEST_PREFILL_S = 30.0
-"""No answer for longer than this is no prefill: engines that do not stream answer at the end."""
+"""No answer for longer than this is no prefill: one that is not streamed comes at its end."""
 
 
 def best_route(ticket: Ticket, policy: Policy, now: float, *, needs_slot: bool = True) -> Route:
