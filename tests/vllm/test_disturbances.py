@@ -104,8 +104,20 @@ async def complete_at(worker: Worker, prompts: list[list[int]]) -> None:
             assert (await client.post(COMPLETIONS, json=body)).status_code == 200
 
 
+async def known_home(client: httpx.AsyncClient, prompt: list[int]) -> str:
+    """The worker that kvgate would choose now for the cache it knows there; "" for none."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+    response = await client.post(COMPLETIONS, json=body, headers={"x-kvgate-dry-run": "1"})
+    assert response.status_code == 200, response.text
+    said = response.json()
+    return str(said["workers"][0]["address"]) if said["cached_tokens"] else ""
+
+
 async def plant(client: httpx.AsyncClient, system: System, prompts: list[list[int]]) -> list[str]:
-    """Have the prompts cached, by turns at either worker, and known to kvgate; their homes."""
+    """Have the prompts cached, by turns at either worker, and known to kvgate; their homes.
+
+    Looks before it sends: a prompt that goes to the other worker would be cached at both.
+    """
     homes = []
     for number, prompt in enumerate(prompts):
         worker = system.workers[number % len(system.workers)]
@@ -113,9 +125,10 @@ async def plant(client: httpx.AsyncClient, system: System, prompts: list[list[in
         homes.append(worker.address)
     for prompt, home in zip(prompts, homes, strict=True):
         deadline = time.monotonic() + RIGHT_AGAIN_S
-        while (told := await complete(client, prompt)).wrong or told.worker != home:
-            assert time.monotonic() < deadline, (told, home)
-            await asyncio.sleep(0.1)
+        while (known := await known_home(client, prompt)) != home:
+            assert time.monotonic() < deadline, (known, home)
+            await asyncio.sleep(0.05)
+        assert (told := await complete(client, prompt)).worker == home, told
     return homes
 
 
