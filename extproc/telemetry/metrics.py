@@ -242,7 +242,7 @@ _MODEL_GAUGES: tuple[_Sample, ...] = (
     (
         "kvgate_boundary_cache_bytes",
         "Block keys kept by conversation prefix.",
-        lambda served, _: served.keyer.boundary_cache.bytes,
+        lambda served, _: served.keyer.boundaries.size_bytes,
     ),
     (
         "kvgate_known_words",
@@ -310,7 +310,7 @@ _MODEL_COUNTERS: tuple[_Sample, ...] = (
     (
         "kvgate_boundary_cache_evictions",
         "Conversation prefixes dropped for room.",
-        lambda served, _: served.keyer.boundary_cache.evictions,
+        lambda served, _: served.keyer.boundaries.cache.evictions,
     ),
     (
         "kvgate_template_failures",

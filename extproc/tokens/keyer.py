@@ -34,15 +34,16 @@ from extproc.tokens.blocks import (
     reusable_blocks,
     root_key,
 )
-from extproc.tokens.cache import ByteBoundedLru
-from extproc.tokens.chains import (
+from extproc.tokens.boundaries import (
     ENTRY_OVERHEAD_BYTES,
     NO_KEYS,
     NOTHING,
+    Boundaries,
     Boundary,
+    Landmark,
     Piece,
-    prefix_digests,
 )
+from extproc.tokens.cache import ByteBoundedLru
 from extproc.tokens.estimate import estimated_tokens
 from extproc.tokens.messages import MEDIA_MARK, normalise_messages, normalise_tools
 from extproc.tokens.template import ChatTemplate, TemplateFailure
@@ -76,6 +77,7 @@ class _Part:
     done: PromptKeys | None = None
     known: Boundary = NOTHING
     pieces: list[Piece] = field(default_factory=list)
+    landmarks: list[Landmark] = field(default_factory=list)
     complete: bool = True
     extra_tokens: int = 0
 
@@ -129,9 +131,7 @@ class PromptKeyer:
         self.segment_cache: ByteBoundedLru[bytes, bytes] = ByteBoundedLru(
             policy.segment_cache_bytes
         )
-        self.boundary_cache: ByteBoundedLru[bytes, Boundary] = ByteBoundedLru(
-            policy.boundary_cache_bytes
-        )
+        self.boundaries = Boundaries(policy.boundary_cache_bytes)
         self.template_failures = 0
 
     @property
@@ -246,17 +246,21 @@ class PromptKeyer:
             extra_tokens += (len(text) - self._max_chars) // CHARS_PER_TOKEN
             text, complete = text[: self._max_chars], False
         data = text.encode("utf-8", "surrogatepass")
-        spans = tokenizer.special_spans(data)
-        digests = prefix_digests(prepared.root, prefix, data, spans)
-        first, known = self._longest_boundary(digests)
-        part = _Part(known=known or Boundary(NO_KEYS, prefix))
+        known = self.boundaries.known(
+            prepared.root,
+            prefix,
+            data,
+            lambda start: tokenizer.special_spans(data, start),
+            may_leap=tokenizer.specials_stand_apart,
+        )
+        part = _Part(known=known.boundary or Boundary(NO_KEYS, prefix), landmarks=known.landmarks)
         part.complete, part.extra_tokens = complete, extra_tokens
         add, special_ids = part.pieces.append, tokenizer.special_bytes
-        end = spans[first - 1][1] if first else 0
-        for (start, stop), digest in zip(spans[first:], digests[first:], strict=True):
+        end = known.end
+        for (start, stop), digest in zip(known.spans, known.digests, strict=True):
             if start > end:
                 add(self._text_piece(data[end:start], prepared))
-            add(Piece(digest, special_ids[data[start:stop]], special=True))
+            add(Piece(digest, special_ids[data[start:stop]], special=True, end=stop))
             end = stop
         if end < len(data):
             add(self._text_piece(data[end:], prepared))
@@ -268,14 +272,6 @@ class PromptKeyer:
         if ids is None:
             prepared.cold.append(text.decode("utf-8", "surrogatepass"))
         return Piece(digest, ids, special=False)
-
-    def _longest_boundary(self, digests: list[bytes]) -> tuple[int, Boundary | None]:
-        """How many special tokens a remembered chain covers, and that chain."""
-        for index in range(len(digests) - 1, -1, -1):
-            boundary = self.boundary_cache.get(digests[index])
-            if boundary is not None:
-                return index + 1, boundary
-        return 0, None
 
     def _chain(self, part: _Part, root: int, encoded: Iterator[TokenIds]) -> PromptKeys:
         known = part.known
@@ -316,7 +312,7 @@ class PromptKeyer:
                 tail = token_bytes[end - end % block_bytes : end]
                 # A copy: a view would keep every key of a longer prompt alive.
                 boundary = Boundary(keys[:blocks].copy(), tail)
-                self.boundary_cache.put(part.pieces[index].digest, boundary, boundary.size_bytes)
+                self.boundaries.remember(part.landmarks, part.pieces[index], boundary)
                 kept_blocks = blocks
 
     def _from_ids(self, token_ids: list[int], root: int) -> PromptKeys:

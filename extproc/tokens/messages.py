@@ -19,6 +19,7 @@ MEDIA_MARK = "\ue000kvgate-media\ue000"
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 BILLING_HEADER = "x-anthropic-billing-header"
 """Claude Code's first line, different in every request; vLLM takes it out of system prompts."""
+_TALKERS = ("user", "assistant")
 _TOOL_FIELDS = ("name", "description", "parameters")
 _CALL_FIELDS = ("id", "function", "type")
 _CALLED_FIELDS = ("arguments", "name")
@@ -36,7 +37,17 @@ def normalise_messages(
     Args:
         takes_developer: the template knows the role; else developers speak as the system.
     """
-    normal = [_normalise(message, content_format) for message in messages]
+    as_text = content_format == "string"
+    # Most are as they should be, and templates cannot change them. Long chats have hundreds.
+    normal = [
+        message
+        if as_text
+        and len(message) == 2
+        and message.get("role") in _TALKERS
+        and type(message.get("content")) is str
+        else _normalise(message, content_format)
+        for message in messages
+    ]
     if not takes_developer and any(message["role"] == "developer" for message in normal):
         return _one_system_message(normal)
     return normal
@@ -58,8 +69,6 @@ def _normalise(message: dict[str, Any], content_format: ContentFormat) -> dict[s
     content = message.get("content")
     if role == "system":
         content = _without_billing(content)
-    elif content_format == "string" and type(content) is str and len(message) == 2 and role:
-        return message  # as it should be; templates cannot change it
     result: dict[str, Any] = {"role": role, "content": _content(role, content, content_format)}
     if role == "assistant":
         _add_assistant_fields(result, message)

@@ -49,6 +49,7 @@ class SegmentTokenizer:
         wraps_exactly: whether it puts none behind.
         special_ids: the one-token segments; empty unless ``segmented``.
         special_bytes: the same, text as UTF-8 and ids as uint32-LE.
+        specials_stand_apart: none of them holds another, so whatever follows one, it is found.
     """
 
     def __init__(self, tokenizer: Tokenizer, fingerprint: str) -> None:
@@ -80,6 +81,11 @@ class SegmentTokenizer:
             text.encode(): ids.tobytes() for text, ids in self.special_ids.items()
         }
         self._special_bytes_spans = _spans(list(self.special_bytes))
+        self.specials_stand_apart = not any(
+            one in other and one != other
+            for one in self.special_bytes
+            for other in self.special_bytes
+        )
 
     @classmethod
     def load(cls, path: Path) -> SegmentTokenizer:
@@ -105,9 +111,13 @@ class SegmentTokenizer:
             return [text]
         return [piece for piece in self._splitter.split(text) if piece]
 
-    def special_spans(self, text: bytes) -> list[tuple[int, int]]:
-        """Start and end of each special token that cuts a text, given and counted in UTF-8."""
-        return self._special_bytes_spans(text) if self.segmented else []
+    def special_spans(self, text: bytes, start: int = 0) -> list[tuple[int, int]]:
+        """Start and end of each special token that cuts a text, given and counted in UTF-8.
+
+        Args:
+            start: where to begin: behind a special token.
+        """
+        return self._special_bytes_spans(text, start) if self.segmented else []
 
     def encode(self, texts: list[str]) -> list[TokenIds]:
         """Ids of each text, no special tokens added.
@@ -180,13 +190,13 @@ def _splitter(specials: list[str]) -> re.Pattern[str] | None:
     return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if specials else None
 
 
-def _spans(specials: list[bytes]) -> Callable[[bytes], list[tuple[int, int]]]:
+def _spans(specials: list[bytes]) -> Callable[[bytes, int], list[tuple[int, int]]]:
     """As :func:`_splitter` cuts: UTF-8 is found in UTF-8 only where its text is in the text."""
     if not specials:
-        return lambda _: []
+        return lambda _text, _start: []
     longest_first = sorted(specials, key=lambda text: len(text.decode()), reverse=True)
     find = re.compile(b"|".join(map(re.escape, longest_first))).finditer
-    return lambda text: [match.span() for match in find(text)]
+    return lambda text, start: [match.span() for match in find(text, start)]
 
 
 def _probes(specials: list[str]) -> list[str]:

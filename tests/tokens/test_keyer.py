@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import tracemalloc
 from functools import cache
 from pathlib import Path
@@ -103,7 +104,7 @@ class TestExactness:
         whole = Whole(model_dir, maker)
         turns = [f"Turn {number}. " + "lorem ipsum dolor " * 40 for number in range(12)]
         keyed_one(maker, chat(*turns))
-        assert len(maker.boundary_cache) > 2
+        assert len(maker.boundaries.cache) > 2
         for changed in range(0, 12, 3):
             other = [*turns[:changed], "Another turn.", *turns[changed + 1 :]]
             assert same(keyed_one(maker, chat(*other)), whole.of_chat(chat(*other)))
@@ -129,9 +130,55 @@ class TestCaches:
     def test_a_chat_goes_on_from_its_last_boundary(self, model_dir: Path) -> None:
         maker = model_keyer(model_dir)
         keyed_one(maker, chat("a", "b", "c"))
-        before = maker.boundary_cache.hits
+        before = maker.boundaries.cache.hits
         keyed_one(maker, chat("a", "b", "c", "d", "e"))
-        assert maker.boundary_cache.hits == before + 1
+        assert maker.boundaries.cache.hits == before + 1
+
+    def test_the_known_part_of_a_long_chat_is_not_read_again(self, model_dir: Path) -> None:
+        maker = model_keyer(model_dir)
+        turns = [f"Turn {number}. " + "lorem ipsum dolor " * 60 for number in range(41)]
+        keyed_one(maker, chat(*turns[:39]))
+        assert self.read_from(maker, model_dir, chat(*turns)) > 0.9 * 39 * len(turns[0])
+
+    def test_chats_that_share_a_long_start_go_on_from_it(self, model_dir: Path) -> None:
+        """However many they are, and whichever came last."""
+        maker = model_keyer(model_dir)
+        document = "lorem ipsum dolor " * 2_000
+        for number in range(40):
+            keyed_one(maker, chat(document, "yes", f"question {number}? " + "a b c " * 300))
+        last = chat(document, "yes", "another question")
+        assert self.read_from(maker, model_dir, last) > len(document)
+
+    def test_long_chats_have_the_keys_of_their_whole(self, model_dir: Path) -> None:
+        """Grown, branched, cut short and changed at the start, by turns, in a small cache."""
+        bounds = TokenizationPolicy(boundary_cache_bytes=60_000)
+        makers = [model_keyer(model_dir), model_keyer(model_dir, tokenization=bounds)]
+        whole = Whole(model_dir, makers[0])
+        rng = random.Random(5)
+        turns = [f"Turn {number}. " + "lorem ipsum dolor " * 90 for number in range(60)]
+        for _ in range(60):
+            if rng.random() < 0.3:
+                turns[rng.randrange(len(turns))] = f"Changed {rng.random()}. " + "a b c " * 200
+            prompt = chat(*turns[: rng.randrange(1, 60, 2)])
+            expected = whole.of_chat(prompt)
+            for maker in makers:
+                assert same(keyed_one(maker, prompt), expected)
+
+    @staticmethod
+    def read_from(maker: PromptKeyer, model_dir: Path, prompt: ChatPrompt) -> int:
+        """Where the keyer begins to look for special tokens in this chat."""
+        starts: list[int] = []
+        real = SegmentTokenizer.special_spans
+
+        def spy(tokenizer: SegmentTokenizer, text: bytes, start: int) -> list[tuple[int, int]]:
+            starts.append(start)
+            return real(tokenizer, text, start)
+
+        expected = Whole(model_dir, maker).of_chat(prompt)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SegmentTokenizer, "special_spans", spy)
+            assert same(keyed_one(maker, prompt), expected)
+        return starts[0]
 
     def test_boundaries_hold_no_more_memory_than_they_count(self, model_dir: Path) -> None:
         """MM1: short beginnings of long texts do not keep the long texts' keys alive."""
@@ -147,7 +194,7 @@ class TestCaches:
             assert tracemalloc.get_traced_memory()[0] < 400_000
         finally:
             tracemalloc.stop()
-        assert len(maker.boundary_cache) >= 60
+        assert len(maker.boundaries.cache) >= 60
 
     def test_a_thread_can_tokenise_between_the_steps(self, model_dir: Path) -> None:
         """Two requests prepared before either is finished do not disturb each other."""
@@ -322,7 +369,7 @@ class TestText:
         assert same(
             keyed_one(maker, chat("a", "b")), Whole(model_dir, maker).of_chat(chat("a", "b"))
         )
-        assert len(maker.boundary_cache) == 0
+        assert len(maker.boundaries.cache) == 0
 
     def test_a_lone_surrogate_does_not_raise(self, model_dir: Path) -> None:
         """BP1: it has a length and, to be on the safe side, keys of its own."""

@@ -95,6 +95,17 @@ class TestExactness:
         assert tokenizer.split("x<a>bc<a>c") == ["x", "<a>b", "c", "<a>", "c"]
         assert tokenizer.special_spans(b"x<a>bc<a>c") == [(1, 5), (6, 9)]
         assert tokenizer.segmented
+        assert not tokenizer.specials_stand_apart
+
+    @given(text=PIECES)
+    def test_spans_can_be_looked_for_behind_any_of_them(self, model_dir: Path, text: str) -> None:
+        tokenizer = tokenizer_of(model_dir)
+        assert tokenizer.specials_stand_apart
+        data = text.encode("utf-8", "surrogatepass")
+        spans = tokenizer.special_spans(data)
+        for number, (_, end) in enumerate(spans, 1):
+            assert tokenizer.special_spans(data[:end]) == spans[:number]
+            assert tokenizer.special_spans(data, end) == spans[number:]
 
 
 class TestFallingBack:
