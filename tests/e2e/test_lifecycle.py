@@ -139,6 +139,7 @@ async def test_killing_a_worker_loses_no_request_that_had_no_byte_yet(three: Sys
         victim.engine.wait()
         while victim.address in three.ready_workers():
             await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)  # what it sent before it died is read now
         before = served[victim.address]
         await asyncio.sleep(2)
         assert served[victim.address] == before, "no traffic to a worker that is gone"
