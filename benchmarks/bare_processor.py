@@ -12,11 +12,10 @@ import sys
 from typing import Any
 
 import grpc
-import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from benchmarks.rig import HOST
-from extproc import replies
+from extproc import event_loop, replies
 from extproc.policy import RequestPolicy
 from extproc.ports import server_options
 from extproc.processor import SERVICE
@@ -61,4 +60,4 @@ async def _serve(port: int, destination: str) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1]), sys.argv[2]))
+    event_loop.run(_serve(int(sys.argv[1]), sys.argv[2]))

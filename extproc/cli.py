@@ -41,8 +41,7 @@ def serve(
     log_format: Annotated[LogFormat, typer.Option(help="json or text.")] = "json",
 ) -> None:
     """Run the scheduler."""
-    import uvloop
-
+    from extproc import event_loop
     from extproc.server import ServeSettings
     from extproc.server import serve as run
 
@@ -58,7 +57,7 @@ def serve(
         policy_path=policy,
     )
     try:
-        uvloop.run(run(_policy(policy), settings))
+        event_loop.run(run(_policy(policy), settings))
     except KvgateError as error:
         _fail(str(error))
 

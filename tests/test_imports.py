@@ -35,7 +35,7 @@ LAYERS = (
     {"replies", "stream", "telemetry", "cold_text"},
     {"desk"},
     {"call", "processor", "control", "api", "api_messages", "reload", "ports", "admin"},
-    {"server"},
+    {"server", "event_loop"},
     {"reference", "console"},
     {"cli"},
 )

@@ -12,8 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-import uvloop
-
+from extproc import event_loop
 from extproc.telemetry.logs import set_up_logging
 from workers.agent.agent import Agent
 from workers.agent.settings import Settings, parse_settings
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings, log_format = parse_settings(sys.argv[1:] if arguments is None else arguments)
     set_up_logging(log_format)
     try:
-        uvloop.run(serve(settings))
+        event_loop.run(serve(settings))
     except OSError as error:
         print(f"kvgate agent: {settings.socket}: {error.strerror or error}", file=sys.stderr)
         return EXIT_UNUSABLE
