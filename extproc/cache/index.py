@@ -30,6 +30,7 @@ _FIRST_CHUNK_BLOCKS = 192
 _LAST_CHUNK_BLOCKS = 1_024
 _FEW_COLUMNS = 4
 """So few columns are read one by one, out of 78 KB each instead of the whole matrix."""
+_STRIDE = 8
 _BIT = (1 << np.arange(8)).astype(np.uint8)
 _CHECKPOINT_BLOCKS = 32
 """Distance of the remembered keys of a credited chain."""
@@ -182,7 +183,8 @@ class PrefixIndex:
         """Blocks of the prompt's prefix that each column holds, unbroken from block 0.
 
         Chunks grow while somebody holds all of them; where a run ends is looked for only in
-        chunks in which one does. The last few columns are followed in their own bits.
+        chunks in which one does. The last few columns of a long prompt are followed in their
+        own bits, one key in eight: a gap of fewer keys may be passed over.
         """
         if not len(keys):
             return np.zeros(self.width, dtype=np.int64)
@@ -231,21 +233,41 @@ class PrefixIndex:
         return self.shape.positions(keys[start:end])
 
     def _follow(self, columns: list[int], keys: Keys, runs: Runs) -> None:
-        """Lengthen the runs of a few columns: their own bits fit the CPU's cache."""
-        for start in range(0, len(keys), _LAST_CHUNK_BLOCKS):
-            slices = self.shape.positions(keys[start : start + _LAST_CHUNK_BLOCKS]).T
-            octets, bits = slices >> 3, _BIT.take(slices & 7)
-            for number in tuple(columns):
-                found = self._columns[number].live_bits.take(octets) & bits
-                held = np.logical_and.reduce(found, axis=0)
+        """Lengthen the runs of a few columns, each looked up in its own bits.
+
+        One key in :data:`_STRIDE` is, and all of them where a run ends. Caches evict the end of
+        a prefix before its start, and those that drop what is out of a window leave wider gaps.
+        """
+        samples = keys[_STRIDE - 1 :: _STRIDE]
+        for start in range(0, len(samples), _LAST_CHUNK_BLOCKS):
+            chunk = samples[start : start + _LAST_CHUNK_BLOCKS]
+            for number, held in self._held_by(columns, chunk):
                 length = int(held.argmin())
                 if held[length]:
-                    runs[number] += len(held)
+                    runs[number] += _STRIDE * len(held)
                 else:
-                    runs[number] += length
                     columns.remove(number)
+                    end = _STRIDE * (start + length)
+                    runs[number] += _STRIDE * length
+                    self._follow_to_end(number, keys[end : end + _STRIDE], runs)
             if not columns:
                 return
+        for number in columns:
+            self._follow_to_end(number, keys[_STRIDE * len(samples) :], runs)
+
+    def _follow_to_end(self, number: int, keys: Keys, runs: Runs) -> None:
+        for _, held in self._held_by([number], keys) if len(keys) else ():
+            length = int(held.argmin())
+            runs[number] += len(held) if held[length] else length
+
+    def _held_by(self, columns: list[int], keys: Keys) -> list[tuple[int, npt.NDArray[np.bool_]]]:
+        """Which of the keys each column holds."""
+        slices = self.shape.positions(keys).T
+        octets, bits = slices >> 3, _BIT.take(slices & 7)
+        return [
+            (number, np.logical_and.reduce(self._columns[number].live_bits.take(octets) & bits))
+            for number in columns
+        ]
 
     def _set(self, number: int, column: _Column, positions: npt.NDArray[np.int64]) -> None:
         set_bits(column.live_bits, positions)

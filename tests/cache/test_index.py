@@ -104,6 +104,19 @@ class TestLongPrompts:
             some.replace(number, digest.packed())
         return some.longest_runs(prompt)[: len(lengths)].tolist()
 
+    @pytest.mark.parametrize("length", [*range(1_000, 1_018), *range(2_590, 2_601)])
+    def test_a_run_ends_at_its_block_wherever_that_is(self, length: int) -> None:
+        [found] = self.longest([length])
+        assert length <= found <= length + 1
+
+    @pytest.mark.parametrize("start", [200, 512, 1_003, 2_588])
+    def test_a_gap_of_eight_blocks_ends_a_run(self, start: int) -> None:
+        """As caches have that drop what is out of a window."""
+        prompt, some = text(7, self.LONG), self.large()
+        number = some.add_column()
+        some.add_keys(number, np.delete(prompt, slice(start, start + 8)))
+        assert start <= some.longest_runs(prompt)[number] <= start + 1
+
     @pytest.mark.parametrize(
         "lengths",
         [
