@@ -31,6 +31,7 @@ _LAST_CHUNK_BLOCKS = 1_024
 _FEW_COLUMNS = 4
 """So few columns are read one by one, out of 78 KB each instead of the whole matrix."""
 _STRIDE = 8
+"""Of a few columns' long runs, one key in so many is looked up."""
 _BIT = (1 << np.arange(8)).astype(np.uint8)
 _CHECKPOINT_BLOCKS = 32
 """Distance of the remembered keys of a credited chain."""

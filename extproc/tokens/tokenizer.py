@@ -9,7 +9,7 @@ tokenising and falls back to whole text where it does not.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +81,7 @@ class SegmentTokenizer:
             text.encode(): ids.tobytes() for text, ids in self.special_ids.items()
         }
         self._special_bytes_spans = _spans(list(self.special_bytes))
-        self.specials_stand_apart = not any(
-            one in other and one != other
-            for one in self.special_bytes
-            for other in self.special_bytes
-        )
+        self.specials_stand_apart = _stand_apart(self.special_bytes.keys())
 
     @classmethod
     def load(cls, path: Path) -> SegmentTokenizer:
@@ -197,6 +193,18 @@ def _spans(specials: list[bytes]) -> Callable[[bytes, int], list[tuple[int, int]
     longest_first = sorted(specials, key=lambda text: len(text.decode()), reverse=True)
     find = re.compile(b"|".join(map(re.escape, longest_first))).finditer
     return lambda text, start: [match.span() for match in find(text, start)]
+
+
+def _stand_apart(specials: Set[bytes]) -> bool:
+    """Whether none holds another. By its substrings: some models have thousands of them."""
+    lengths = {len(special) for special in specials}
+    return not any(
+        text[start : start + length] in specials
+        for text in specials
+        for length in lengths
+        if length < len(text)
+        for start in range(len(text) - length + 1)
+    )
 
 
 def _probes(specials: list[str]) -> list[str]:
